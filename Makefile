@@ -1,0 +1,44 @@
+# Thin: the work is in scripts/, CMake and pyproject.toml.
+#   TORCH=2.15.0    another torch than the pinned one      PYTHON=python3.12  another Python
+#   ARGS='...'      passed on to what the target runs      JOBS=4             parallel compilations
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+export TORCH PYTHON
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: help setup build train test test-cpp test-python asan tsan lint format clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+setup: ## install torch and the tools into .venv, C++ headers into .deps
+	@scripts/setup
+
+build: setup ## build the library, the programs (build/bin) and the Python extension
+	@scripts/build release $(JOBS)
+
+train: build ## train a small byte-level GPT on two local ranks
+	@build/bin/fairshard-gpt --ranks 2 $(ARGS)
+
+test: test-cpp test-python ## run every test
+
+test-cpp: build ## run the C++ tests
+	@ctest --test-dir build --output-on-failure $(ARGS)
+
+test-python: build ## run the Python tests
+	@python -m pytest tests/python $(ARGS)
+
+asan tsan: setup ## run the C++ tests under address+undefined or thread sanitizers
+	@scripts/build $@ $(JOBS)
+	@ctest --test-dir build-$@ --output-on-failure -L sanitize $(ARGS)
+
+lint: ## check formatting, lint C++ and Python
+	@scripts/setup lint
+	@scripts/lint
+
+format: ## rewrite C++ and Python files in the house format
+	@scripts/setup lint
+	@scripts/lint --fix
+
+clean: ## remove what was built (keeps .venv and .deps)
+	@rm -rf build build-* python/fairshard/_core*.so

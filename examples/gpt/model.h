@@ -1,0 +1,70 @@
+#pragma once
+// A byte-level, decoder-only GPT: tokens in, logits for each next token out.
+
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace gpt {
+
+struct GptOptions {
+  /// Different tokens; a byte has 256 values.
+  TORCH_ARG(int64_t, vocabulary) = 256;
+  TORCH_ARG(int64_t, layers) = 4;
+  /// Features per token; a multiple of `heads`.
+  TORCH_ARG(int64_t, width) = 128;
+  TORCH_ARG(int64_t, heads) = 4;
+  /// The longest sequence, in tokens.
+  TORCH_ARG(int64_t, context) = 128;
+};
+
+/// Attention and a two-layer perceptron, each on normalised input and added to it.
+class BlockImpl : public torch::nn::Module {
+ public:
+  explicit BlockImpl(const GptOptions& options);
+  torch::Tensor forward(const torch::Tensor& input);
+
+ private:
+  torch::Tensor attend(const torch::Tensor& input);
+
+  int64_t heads_;
+  torch::nn::LayerNorm attention_norm_;
+  torch::nn::Linear qkv_;
+  torch::nn::Linear projection_;
+  torch::nn::LayerNorm mlp_norm_;
+  torch::nn::Linear expansion_;
+  torch::nn::Linear contraction_;
+};
+TORCH_MODULE(Block);
+
+/// The output layer is the token embedding itself (tied weights).
+class GptImpl : public torch::nn::Module {
+ public:
+  /// Draws the weights from torch's default generator. Throws c10::ValueError for sizes that do
+  /// not fit together.
+  explicit GptImpl(const GptOptions& options);
+
+  /// int64 tokens {batch, length} to logits {batch, length, vocabulary}.
+  torch::Tensor forward(const torch::Tensor& tokens);
+
+  /// Mean cross entropy per token in nats; `targets` are the tokens that follow `tokens`.
+  torch::Tensor loss(const torch::Tensor& tokens, const torch::Tensor& targets);
+
+ private:
+  void initialize_();
+
+  GptOptions options_;
+  torch::nn::Embedding token_embedding_;
+  torch::nn::Embedding position_embedding_;
+  std::vector<Block> blocks_;
+  torch::nn::LayerNorm final_norm_;
+};
+TORCH_MODULE(Gpt);
+
+}  // namespace gpt

@@ -1,0 +1,34 @@
+#pragma once
+// Shows how a training run is going: one line that rewrites itself, or a line now and then in a
+// log.
+
+#include <chrono>
+#include <cstdint>
+
+namespace gpt {
+
+/// The clock starts when it is made. Local, and cheap on ranks that never call show().
+class ProgressLine {
+ public:
+  ProgressLine(int64_t steps, int64_t tokens_per_step);
+
+  /// Whether the line should be shown after this step (they count from 1). It is the same on every
+  /// rank, so that ranks can average what is shown.
+  bool is_due(int64_t step) const;
+
+  /// Writes to standard error. `loss` is in nats per byte.
+  void show(int64_t step, double loss) const;
+
+  /// Over all ranks, since the clock started.
+  double tokens_per_s(int64_t step) const;
+
+ private:
+  double elapsed_s() const;
+
+  int64_t steps_;
+  int64_t tokens_per_step_;
+  bool is_terminal_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace gpt

@@ -1,0 +1,9 @@
+#pragma once
+// All of comm/.
+
+#include <fairshard/comm/collectives.h>
+#include <fairshard/comm/environment.h>
+#include <fairshard/comm/group.h>
+#include <fairshard/comm/init.h>
+#include <fairshard/comm/launch.h>
+#include <fairshard/comm/work.h>

@@ -1,0 +1,44 @@
+#pragma once
+// Asynchronous collectives with one best way per backend: NCCL's own for CUDA tensors; over Gloo,
+// direct messages between all ranks and sums in rank order (half the bytes of Gloo's own
+// reduce-scatter, and the same bits on every run).
+
+#include <fairshard/comm/group.h>
+#include <fairshard/comm/work.h>
+
+#include <string>
+
+namespace fairshard::comm {
+
+enum class ReduceOp { kSum, kAvg, kMin, kMax };
+
+// All functions here are collective: every rank of the group calls them, in the same order, with
+// tensors of the same size and dtype. Over Gloo a difference is found and named. They return at
+// once; results are valid after Work::wait(). Tensors are dense and contiguous, and are neither
+// read nor written by the caller until then. `label` names the call in error messages.
+//
+// Sums of float16 and bfloat16 are taken in float32 over Gloo.
+
+/// Every rank's tensor becomes the reduction of all.
+Work all_reduce(const Group& group, const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum,
+                const std::string& label = "");
+
+/// Every rank's tensor becomes that of `root`.
+Work broadcast(const Group& group, const at::Tensor& tensor, int root,
+               const std::string& label = "");
+
+/// `output` becomes the inputs of all ranks, one after another. `input` may be this rank's own part
+/// of `output`.
+Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                const std::string& label = "");
+
+/// `output` becomes this rank's part of the reduction of all inputs; an input has a part per rank.
+/// `output` may be this rank's own part of `input`. Over Gloo it may also be float32 while the
+/// input is float16 or bfloat16: low precision on the wire, full precision in the sum.
+Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                    ReduceOp op = ReduceOp::kSum, const std::string& label = "");
+
+/// Returns when every rank has come here.
+void barrier(const Group& group, const std::string& label = "");
+
+}  // namespace fairshard::comm

@@ -1,0 +1,56 @@
+#pragma once
+// Starts ranks on this machine: as processes (what mp.spawn is in Python), or as threads for tests.
+
+#include <fairshard/comm/group.h>
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+namespace fairshard::comm {
+
+/// A rank ended with an exception, an exit code or a signal.
+class LaunchError : public std::runtime_error {
+ public:
+  LaunchError(int rank, int ranks, const std::string& reason)
+      : std::runtime_error("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ": " +
+                           reason),
+        rank_(rank),
+        reason_(reason) {}
+
+  /// The rank that failed first.
+  int rank() const { return rank_; }
+  /// What happened to it, without the rank.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  int rank_;
+  std::string reason_;
+};
+
+struct LaunchOptions {
+  // Behaviour
+  /// The timeout of the ranks' group, in seconds.
+  TORCH_ARG(double, timeout_s) = 300;
+  /// How long other ranks have, after one has failed, to end by themselves before they are killed.
+  TORCH_ARG(double, grace_s) = 5;
+
+  // Performance
+  /// Threads of ATen per rank; 0 shares the machine's cores among the ranks.
+  TORCH_ARG(int, threads) = 0;
+};
+
+using RankFunction = std::function<void(Group)>;
+
+/// Runs `fn` in `ranks` child processes, each with the group of all of them, which meet in a
+/// private file and speak over loopback only. Returns when all have ended well; throws LaunchError
+/// when one has not, after ending the others. Children die with their parent. Blocks.
+///
+/// Call it before the process has started threads of its own (before the first large tensor
+/// operation, and before CUDA is used): a forked child has none of them, and this is checked.
+void launch(int ranks, const RankFunction& fn, const LaunchOptions& options = {});
+
+/// The same with a thread per rank in this process. For tests: no isolation, one set of globals.
+void launch_threads(int ranks, const RankFunction& fn, const LaunchOptions& options = {});
+
+}  // namespace fairshard::comm

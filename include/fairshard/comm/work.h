@@ -1,0 +1,42 @@
+#pragma once
+// A handle on a collective that has been started.
+
+#include <memory>
+#include <utility>
+
+namespace fairshard::comm {
+
+/// What a backend does behind a Work.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  virtual void wait() = 0;
+  virtual bool is_done() const = 0;
+};
+
+/// A started collective. It keeps its group alive, and the group keeps the tensors alive until the
+/// collective has ended, also when the handle is dropped. A default-made Work is done.
+class Work {
+ public:
+  Work() = default;
+  Work(std::shared_ptr<void> group, std::shared_ptr<Pending> pending)
+      : group_(std::move(group)), pending_(std::move(pending)) {}
+
+  /// Blocks until the results are in place, at most for the group's timeout. For CUDA tensors over
+  /// NCCL it is the current stream that waits. Throws c10::DistBackendError with the collective,
+  /// its label, the rank and the reason. Calling it again is harmless.
+  void wait() {
+    if (pending_) {
+      pending_->wait();
+    }
+  }
+
+  /// Whether wait() would return or throw at once.
+  bool is_done() const { return !pending_ || pending_->is_done(); }
+
+ private:
+  std::shared_ptr<void> group_;
+  std::shared_ptr<Pending> pending_;
+};
+
+}  // namespace fairshard::comm

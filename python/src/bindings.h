@@ -1,0 +1,25 @@
+#pragma once
+// What the binding files share: a table of init functions, and how process groups are let go.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <utility>
+
+namespace fairshard::python {
+
+namespace py = pybind11;
+
+void init_comm(py::module_& module);
+
+/// Makes an object that is destroyed without the GIL. Whatever holds a process group needs this: a
+/// Gloo destructor waits for threads which may wait for the GIL.
+template <typename T, typename... Arguments>
+std::shared_ptr<T> make_released(Arguments&&... arguments) {
+  return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [](T* object) {
+    py::gil_scoped_release released;
+    delete object;
+  });
+}
+
+}  // namespace fairshard::python

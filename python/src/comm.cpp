@@ -1,0 +1,51 @@
+// comm/ for Python: groups made from torch.distributed's, and the collectives.
+#include "bindings.h"
+#include <fairshard/comm/collectives.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace fairshard::python {
+
+using comm::Group;
+using comm::ReduceOp;
+using comm::Work;
+
+void init_comm(py::module_& module) {
+  py::module_ m = module.def_submodule("comm");
+  const auto released = py::call_guard<py::gil_scoped_release>();
+
+  py::enum_<ReduceOp>(m, "ReduceOp")
+      .value("SUM", ReduceOp::kSum)
+      .value("AVG", ReduceOp::kAvg)
+      .value("MIN", ReduceOp::kMin)
+      .value("MAX", ReduceOp::kMax);
+
+  py::class_<Work>(m, "Work", "A collective that has been started.")
+      .def("wait", &Work::wait, released, "Blocks until the results are in place.")
+      .def("is_done", &Work::is_done);
+
+  py::class_<Group, std::shared_ptr<Group>>(m, "Group")
+      .def(py::init([](const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+                       double timeout_s) {
+             return make_released<Group>(process_group, comm::GroupOptions().timeout_s(timeout_s));
+           }),
+           py::arg("process_group"), py::arg("timeout_s"))
+      .def_property_readonly("rank", &Group::rank)
+      .def_property_readonly("size", &Group::size)
+      .def_property_readonly("sent_bytes", [](const Group& g) { return g.traffic().sent_bytes; })
+      .def_property_readonly("collectives", [](const Group& g) { return g.traffic().collectives; });
+
+  m.def("all_reduce", &comm::all_reduce, released, py::arg("group"), py::arg("tensor"),
+        py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
+        "Makes every rank's tensor the reduction of all.");
+  m.def("broadcast", &comm::broadcast, released, py::arg("group"), py::arg("tensor"),
+        py::arg("root"), py::arg("label") = "", "Makes every rank's tensor that of root.");
+  m.def("all_gather", &comm::all_gather, released, py::arg("group"), py::arg("output"),
+        py::arg("input"), py::arg("label") = "", "Puts all inputs into output, in rank order.");
+  m.def("reduce_scatter", &comm::reduce_scatter, released, py::arg("group"), py::arg("output"),
+        py::arg("input"), py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
+        "Makes output this rank's part of the reduction of all inputs.");
+  m.def("barrier", &comm::barrier, released, py::arg("group"), py::arg("label") = "");
+}
+
+}  // namespace fairshard::python

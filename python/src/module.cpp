@@ -1,0 +1,8 @@
+// The extension module fairshard._core.
+#include "bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "fairshard's C++ core";
+  module.attr("torch_version") = FAIRSHARD_BUILT_WITH_TORCH;
+  fairshard::python::init_comm(module);
+}

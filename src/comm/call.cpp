@@ -1,0 +1,61 @@
+#include "call.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
+
+namespace fairshard::comm {
+namespace {
+
+std::string kind_name(Kind kind) {
+  constexpr std::array kNames{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
+  const auto index = static_cast<size_t>(kind);
+  return index < kNames.size() ? kNames[index] : "unknown collective";
+}
+
+std::string op_name(ReduceOp op) {
+  constexpr std::array kNames{"sum", "avg", "min", "max"};
+  const auto index = static_cast<size_t>(op);
+  return index < kNames.size() ? kNames[index] : "unknown reduction";
+}
+
+}  // namespace
+
+std::string Call::signature() const {
+  std::string text = c10::str(kind_name(kind), " #", sequence);
+  if (kind == Kind::kBarrier) {
+    return text;
+  }
+  text += c10::str(" of ", c10::toString(dtype), "[", numel, "]");
+  if (kind == Kind::kBroadcast) {
+    text += c10::str(" from rank ", root);
+  } else if (kind != Kind::kAllGather) {
+    text += c10::str(" (", op_name(op), ")");
+  }
+  return text;
+}
+
+std::string Call::describe() const {
+  return c10::str(signature(), label.empty() ? "" : " '" + label + "'", " on rank ", rank, " of ",
+                  size);
+}
+
+Header to_header(const Call& call) {
+  return {static_cast<int64_t>(call.sequence), static_cast<int64_t>(call.kind),
+          static_cast<int64_t>(call.dtype),    call.numel,
+          static_cast<int64_t>(call.op),       call.root};
+}
+
+Call from_header(const Header& header, const Call& mine, int rank) {
+  Call call = mine;
+  call.sequence = static_cast<uint64_t>(header[0]);
+  call.kind = static_cast<Kind>(header[1]);
+  call.dtype = static_cast<at::ScalarType>(header[2]);
+  call.numel = header[3];
+  call.op = static_cast<ReduceOp>(header[4]);
+  call.root = static_cast<int>(header[5]);
+  call.rank = rank;
+  call.label.clear();
+  return call;
+}
+
+}  // namespace fairshard::comm

@@ -1,0 +1,38 @@
+#pragma once
+// What a rank says about a collective: to its user when it fails, and to its peers to agree on it.
+
+#include <fairshard/comm/collectives.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace fairshard::comm {
+
+enum class Kind : int64_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+
+struct Call {
+  Kind kind;
+  at::ScalarType dtype;
+  int64_t numel;
+  ReduceOp op = ReduceOp::kSum;
+  int root = -1;
+  std::string label;
+  uint64_t sequence = 0;
+  int rank = 0;
+  int size = 1;
+
+  /// For instance: reduce_scatter #12 "bucket 3" of Float[4096] on rank 1 of 4
+  std::string describe() const;
+
+  /// For instance: all_reduce #12 of Float[4096] (sum)
+  std::string signature() const;
+};
+
+/// A call in the form in which it travels ahead of the data (labels stay at home).
+using Header = std::array<int64_t, 6>;
+
+Header to_header(const Call& call);
+Call from_header(const Header& header, const Call& mine, int rank);
+
+}  // namespace fairshard::comm

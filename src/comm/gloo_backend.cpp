@@ -1,0 +1,24 @@
+#include "backends.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace fairshard::comm {
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                            int size, const std::string& bind,
+                                            std::chrono::milliseconds timeout) {
+  using c10d::ProcessGroupGloo;
+  auto options = ProcessGroupGloo::Options::create(timeout);
+  if (bind.empty()) {
+    options->devices.push_back(ProcessGroupGloo::createDefaultDevice());
+  } else if (bind.front() == '@') {
+    options->devices.push_back(ProcessGroupGloo::createDeviceForInterface(bind.substr(1)));
+  } else {
+    options->devices.push_back(ProcessGroupGloo::createDeviceForHostname(bind));
+  }
+  // Our collectives use messages, which need none of its threads; c10d's own share this one.
+  options->threads = 1;
+  return c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
+}
+
+}  // namespace fairshard::comm

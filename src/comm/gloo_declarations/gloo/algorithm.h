@@ -1,0 +1,2 @@
+#pragma once
+// ProcessGroupGloo.hpp includes this file but uses nothing of it.

@@ -1,0 +1,84 @@
+#include "backends.h"
+#include <fairshard/comm/launch.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <sys/resource.h>
+
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+namespace fairshard::comm {
+namespace {
+
+/// Every pair of ranks has a socket at both ends, which is more than 1024 from 33 ranks on.
+void allow_open_files(int ranks) {
+  rlimit limit{};
+  const auto wanted = static_cast<rlim_t>(ranks) * ranks + 1024;
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
+    limit.rlim_cur = std::min(wanted, limit.rlim_max);
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+class FirstFailure {
+ public:
+  void record(int rank, int ranks, const std::string& reason) {
+    std::lock_guard lock(mutex_);
+    if (!error_) {
+      error_.emplace(rank, ranks, reason);
+    }
+  }
+  void rethrow() const {
+    if (error_) {
+      throw LaunchError(*error_);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<LaunchError> error_;
+};
+
+void run_rank(int rank, int ranks, const c10::intrusive_ptr<c10d::Store>& store,
+              const RankFunction& fn, const LaunchOptions& options, FirstFailure& failure) {
+  std::optional<Group> group;  // outlives the record: peers notice a failure when it closes
+  try {
+    BackendChoice choice;
+    choice.gloo_bind = "127.0.0.1";
+    choice.cuda = cuda_device_count() > 0 ? BackendChoice::Cuda::kGloo : BackendChoice::Cuda::kNone;
+    const auto timeout =
+        std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s() * 1000));
+    group.emplace(make_process_group(store, rank, ranks, choice, timeout),
+                  GroupOptions().timeout_s(options.timeout_s()));
+    fn(*group);
+  } catch (const c10::Error& error) {
+    failure.record(rank, ranks, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    failure.record(rank, ranks, error.what());
+  }
+}
+
+}  // namespace
+
+void launch_threads(int ranks, const RankFunction& fn, const LaunchOptions& options) {
+  TORCH_CHECK_VALUE(ranks >= 1, "launch_threads: the number of ranks is ", ranks,
+                    ", but must be at least 1");
+  allow_open_files(ranks);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  FirstFailure failure;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { run_rank(rank, ranks, store, fn, options, failure); });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  failure.rethrow();
+}
+
+}  // namespace fairshard::comm

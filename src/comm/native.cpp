@@ -1,0 +1,112 @@
+#include "native.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+#include <vector>
+
+namespace fairshard::comm {
+namespace {
+
+class NativePending final : public Pending {
+ public:
+  NativePending(c10::intrusive_ptr<c10d::Work> work, const Call& call,
+                std::chrono::milliseconds timeout)
+      : work_(std::move(work)), call_(call), timeout_(timeout) {}
+
+  void wait() override {
+    try {
+      work_->wait(timeout_);
+    } catch (const std::exception& error) {
+      C10_THROW_ERROR(DistBackendError, c10::str(call_.describe(), " failed: ", error.what()));
+    }
+  }
+
+  bool is_done() const override { return work_->isCompleted(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  Call call_;
+  std::chrono::milliseconds timeout_;
+};
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+// torch 2.15 renamed these two; templates, so that the branch for the other version is not
+// compiled.
+template <typename Group>
+auto all_gather_flat(Group& group, at::Tensor& output, at::Tensor& input) {
+  if constexpr (requires { group.all_gather_single(output, input); }) {
+    return group.all_gather_single(output, input);
+  } else {
+    return group._allgather_base(output, input);
+  }
+}
+
+template <typename Group>
+auto reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
+                         const c10d::ReduceScatterOptions& options) {
+  if constexpr (requires { group.reduce_scatter_single(output, input, options); }) {
+    return group.reduce_scatter_single(output, input, options);
+  } else {
+    return group._reduce_scatter_base(output, input, options);
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call, at::Tensor output,
+                                     at::Tensor input, std::chrono::milliseconds timeout) {
+  std::vector<at::Tensor> tensors{output};
+  switch (call.kind) {
+    case Kind::kAllReduce: {
+      c10d::AllreduceOptions options;
+      options.reduceOp = to_c10d(call.op);
+      options.timeout = timeout;
+      return group.allreduce(tensors, options);
+    }
+    case Kind::kBroadcast: {
+      c10d::BroadcastOptions options;
+      options.rootRank = call.root;
+      options.timeout = timeout;
+      return group.broadcast(tensors, options);
+    }
+    case Kind::kAllGather:
+      return all_gather_flat(group, output, input);
+    case Kind::kReduceScatter: {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = to_c10d(call.op);
+      options.timeout = timeout;
+      return reduce_scatter_flat(group, output, input, options);
+    }
+    case Kind::kBarrier:
+      break;
+  }
+  return group.barrier();
+}
+
+}  // namespace
+
+std::shared_ptr<Pending> start_native(c10d::ProcessGroup& process_group, const Call& call,
+                                      const at::Tensor& output, const at::Tensor& input,
+                                      std::chrono::milliseconds timeout) {
+  try {
+    return std::make_shared<NativePending>(start(process_group, call, output, input, timeout), call,
+                                           timeout);
+  } catch (const std::exception& error) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str(call.describe(), " could not start: ", error.what()));
+  }
+}
+
+}  // namespace fairshard::comm

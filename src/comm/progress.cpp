@@ -1,0 +1,135 @@
+#include "progress.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ParallelGuard.h>
+
+#include <pthread.h>
+
+#include <utility>
+
+namespace fairshard::comm {
+
+struct Progress::Task final : Pending {
+  Task(const Call& call, std::shared_ptr<Operation> operation, Deadline deadline)
+      : call(call), operation(std::move(operation)), deadline(deadline) {}
+
+  void wait() override {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return done; });
+    if (!error.empty()) {
+      C10_THROW_ERROR(DistBackendError, error);
+    }
+  }
+
+  bool is_done() const override {
+    std::lock_guard lock(mutex);
+    return done;
+  }
+
+  const Call call;
+  std::shared_ptr<Operation> operation;
+  const Deadline deadline;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::string error;
+};
+
+Progress::~Progress() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    if (running_) {
+      running_->abort();
+    }
+    wake_.notify_all();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+std::shared_ptr<Pending> Progress::submit(const Call& call, std::shared_ptr<Operation> operation) {
+  auto task = std::make_shared<Task>(call, std::move(operation),
+                                     std::chrono::steady_clock::now() + timeout_);
+  std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { run(); });
+  }
+  queue_.push_back(task);
+  wake_.notify_all();
+  return task;
+}
+
+std::string Progress::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Progress::run() {
+  pthread_setname_np(pthread_self(), "fairshard-comm");
+  // Sums here run beside the training's own threads: one core each is what does not disturb them.
+  c10::ParallelGuard single_threaded(true);
+  at::NoGradGuard no_grad;
+
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (stop_) {
+      break;
+    }
+    const auto task = queue_.front();
+    queue_.pop_front();
+    running_ = task->operation;
+    lock.unlock();
+    const bool done = step(*task);
+    lock.lock();
+    if (!done) {
+      queue_.push_back(task);
+    }
+    running_.reset();
+  }
+  auto left = std::exchange(queue_, {});
+  lock.unlock();
+  for (const auto& task : left) {
+    finish(*task, c10::str(task->call.describe(), ": the group was let go before it had ended"));
+  }
+}
+
+bool Progress::step(Task& task) {
+  const std::string earlier = failure();
+  if (!earlier.empty()) {
+    finish(task, c10::str(task.call.describe(), ": this group has failed before: ", earlier));
+    return true;
+  }
+  try {
+    if (!task.operation->advance(task.deadline)) {
+      return false;
+    }
+    task.operation.reset();
+    finish(task, "");
+  } catch (const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    finish(task, c10::str(task.call.describe(), " failed: ",
+                          torch_error ? torch_error->what_without_backtrace() : error.what()));
+  }
+  return true;
+}
+
+void Progress::finish(Task& task, std::string error) {
+  if (!error.empty()) {
+    std::lock_guard lock(mutex_);
+    failed_.push_back(std::exchange(task.operation, nullptr));
+    if (failure_.empty()) {
+      failure_ = error;
+    }
+  }
+  std::lock_guard lock(task.mutex);
+  task.error = std::move(error);
+  task.done = true;
+  task.changed.notify_all();
+}
+
+}  // namespace fairshard::comm

@@ -1,0 +1,64 @@
+#pragma once
+// Finishes started collectives in the background, one after another, on one thread per group.
+
+#include "call.h"
+#include <fairshard/comm/work.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fairshard::comm {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// A started collective as the progress thread sees it.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  /// Waits for what has been posted and does what follows. Returns whether all is done; if not, it
+  /// has posted more and is called again, after the collectives behind it.
+  virtual bool advance(Deadline deadline) = 0;
+  /// Makes a running advance() throw. Called from another thread.
+  virtual void abort() = 0;
+};
+
+class Progress {
+ public:
+  explicit Progress(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  /// Ends what is under way with an error; blocks on no peer.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  std::shared_ptr<Pending> submit(const Call& call, std::shared_ptr<Operation> operation);
+
+  /// The first failure's message, or nothing.
+  std::string failure() const;
+
+ private:
+  struct Task;
+
+  void run();
+  bool step(Task& task);
+  void finish(Task& task, std::string error);
+
+  const std::chrono::milliseconds timeout_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<Task>> queue_;
+  /// What run() is in the midst of.
+  std::shared_ptr<Operation> running_;
+  /// Messages of failed collectives may still arrive: their buffers live as long as the group.
+  std::vector<std::shared_ptr<Operation>> failed_;
+  std::string failure_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace fairshard::comm

@@ -1,0 +1,133 @@
+#include "exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace fairshard::comm {
+namespace {
+
+// Tags of users' own messages are small numbers; ours have one of the two highest bits set.
+constexpr int kHeaderTags = 0x20000000;
+constexpr int kDataTags = 0x40000000;
+
+int header_tag(const Call& call) {
+  return kHeaderTags | static_cast<int>(call.sequence % kHeaderTags);
+}
+
+int data_tag(const Call& call, int phase) {
+  uint64_t hash = static_cast<uint64_t>(phase);
+  for (const int64_t field : to_header(call)) {
+    hash = (hash ^ static_cast<uint64_t>(field)) * 0x9E3779B97F4A7C15ULL;
+    hash ^= hash >> 29;
+  }
+  return kDataTags | static_cast<int>(hash % kDataTags);
+}
+
+}  // namespace
+
+Round::Round(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call)
+    : process_group_(std::move(process_group)), call_(call) {}
+
+void Round::post_headers() {
+  const Header header = to_header(call_);
+  const auto fields = static_cast<int64_t>(header.size());
+  own_header_ = at::empty({fields}, at::kLong);
+  std::memcpy(own_header_.mutable_data_ptr(), header.data(), sizeof(header));
+  peer_headers_ = at::empty({call_.size, fields}, at::kLong);
+  for (int peer = 0; peer < call_.size; ++peer) {
+    if (peer != call_.rank) {
+      post(peer_headers_[peer], peer, header_tag(call_), true, headers_);
+      post(own_header_, peer, header_tag(call_), false, messages_);
+    }
+  }
+}
+
+void Round::post_send(const at::Tensor& tensor, int peer, int phase) {
+  if (tensor.numel() > 0) {
+    post(tensor, peer, data_tag(call_, phase), false, messages_);
+  }
+}
+
+void Round::post_receive(const at::Tensor& tensor, int peer, int phase) {
+  if (tensor.numel() > 0) {
+    post(tensor, peer, data_tag(call_, phase), true, messages_);
+  }
+}
+
+void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
+                 std::vector<Message>& messages) {
+  std::vector<at::Tensor> tensors{tensor};
+  Message message{nullptr, peer, is_receive};
+  try {
+    message.work = is_receive ? process_group_->recv(tensors, peer, tag)
+                              : process_group_->send(tensors, peer, tag);
+  } catch (const std::exception& error) {
+    message.post_error = error.what();
+  }
+  messages.push_back(std::move(message));
+}
+
+void Round::complete(Deadline deadline) {
+  for (const auto& header : headers_) {
+    wait_for(header, deadline);
+  }
+  compare_headers();
+  for (const auto& message : messages_) {
+    wait_for(message, deadline);
+  }
+}
+
+void Round::wait_for(const Message& message, Deadline deadline) const {
+  using std::chrono::milliseconds;
+  const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+  if (!message.work) {
+    fail(message.peer, message.is_receive, message.post_error);
+  }
+  try {
+    // c10d takes 0 for "no limit".
+    TORCH_CHECK(message.work->wait(std::max(left, milliseconds(1))), "aborted");
+  } catch (const std::exception& error) {
+    fail(message.peer, message.is_receive, error.what());
+  }
+}
+
+void Round::fail(int peer, bool is_receive, const std::string& reason) {
+  const bool is_late = reason.find("imed out") != std::string::npos;
+  TORCH_CHECK(false, is_receive ? "receiving from" : "sending to", " rank ", peer,
+              is_late ? " timed out: that rank has not come to this collective; see whether it "
+                        "hangs, runs other code or is much slower. ("
+                      : " broke off: that rank has ended or cannot be reached; look for the "
+                        "first error in its output. (",
+              reason.substr(0, reason.find('\n')), ")");
+}
+
+void Round::compare_headers() const {
+  if (!peer_headers_.defined()) {
+    return;
+  }
+  const Header mine = to_header(call_);
+  for (int peer = 0; peer < call_.size; ++peer) {
+    if (peer == call_.rank) {
+      continue;
+    }
+    Header theirs;
+    std::memcpy(theirs.data(), peer_headers_[peer].const_data_ptr(), sizeof(theirs));
+    TORCH_CHECK(theirs == mine, "the ranks disagree: this rank called ", call_.signature(),
+                ", rank ", peer, " called ", from_header(theirs, call_, peer).signature());
+  }
+}
+
+void Round::abort() {
+  for (const auto* messages : {&headers_, &messages_}) {
+    for (const auto& message : *messages) {
+      if (message.work) {
+        message.work->abort();
+      }
+    }
+  }
+}
+
+}  // namespace fairshard::comm

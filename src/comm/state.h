@@ -1,0 +1,35 @@
+#pragma once
+// What the copies of a Group share.
+
+#include "call.h"
+#include "progress.h"
+#include <fairshard/comm/group.h>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <mutex>
+
+namespace fairshard::comm {
+
+struct Group::State : std::enable_shared_from_this<Group::State> {
+  State(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const GroupOptions& options);
+
+  /// Starts a collective: numbers it, counts it, and gives it to the backend of its device.
+  Work start(Call call, const at::Tensor& output, const at::Tensor& input);
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  const GroupOptions options;
+  const int rank;
+  const int size;
+  const std::chrono::milliseconds timeout;
+
+  std::mutex mutex;
+  uint64_t subgroups = 0;
+  uint64_t sequence = 0;
+  Traffic traffic;
+  /// Last, so that it ends first: its messages need the process group.
+  Progress progress;
+};
+
+}  // namespace fairshard::comm

@@ -1,0 +1,120 @@
+// How ranks meet, and what they are told when they do not.
+#include "support/expect_error.h"
+#include <fairshard/comm.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+namespace fairshard::comm {
+namespace {
+
+/// A port of the loopback interface that nobody else gets while this object lives.
+class LoopbackPort {
+ public:
+  explicit LoopbackPort(bool is_busy) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    port_ = ntohs(address.sin_port);
+    if (is_busy) {
+      EXPECT_EQ(listen(socket_, 1), 0);
+    } else {
+      close(socket_);
+    }
+  }
+  int number() const { return port_; }
+
+ private:
+  int socket_;
+  int port_ = 0;
+};
+
+Environment tcp_environment(int rank, int world_size, int port) {
+  Environment env;
+  env.rank = env.local_rank = rank;
+  env.world_size = env.local_world_size = world_size;
+  env.master_addr = "127.0.0.1";
+  env.master_port = port;
+  return env;
+}
+
+TEST(Init, OneRankNeedsNothing) {
+  const Group group = init_process_group(Environment{});
+  EXPECT_EQ(group.size(), 1);
+  at::Tensor tensor = at::ones({3});
+  all_reduce(group, tensor).wait();
+  EXPECT_EQ(group.backend_name(c10::DeviceType::CPU), "gloo");
+}
+
+TEST(Init, RanksMeetAtAPort) {
+  const int port = LoopbackPort(false).number();
+  std::vector<std::string> errors(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      errors[rank] = test::error_of([&] {
+        const Group group = init_process_group(tcp_environment(rank, 3, port));
+        at::Tensor tensor = at::ones({3});
+        all_reduce(group, tensor).wait();
+        TORCH_CHECK(tensor[0].item<float>() == 3, "wrong sum");
+        // Rank 0 serves the store, so it must not leave first.
+        barrier(group);
+      });
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(errors, std::vector<std::string>(3));
+}
+
+TEST(Init, ABusyPortIsNamed) {
+  const LoopbackPort port(true);
+  test::expect_error([&] { init_process_group(tcp_environment(0, 2, port.number())); },
+                     {"rank 0 of 2", "MASTER_PORT=" + std::to_string(port.number()), "busy"});
+}
+
+TEST(Init, AMissingServerIsNamed) {
+  const int port = LoopbackPort(false).number();
+  test::expect_error(
+      [&] { init_process_group(tcp_environment(1, 2, port), GroupOptions().timeout_s(0.3)); },
+      {"rank 1 of 2", "MASTER_ADDR=127.0.0.1", std::to_string(port), "rank 0"});
+}
+
+TEST(Init, MissingPeersAreNamedAfterTheTimeout) {
+  const int port = LoopbackPort(false).number();
+  test::expect_error(
+      [&] { init_process_group(tcp_environment(0, 4, port), GroupOptions().timeout_s(0.3)); },
+      {"rank 0 of 4", "0.3", "rank(s) 1, 2, 3", "did not come"});
+}
+
+TEST(Init, AFolderThatOthersCanWriteToIsRefused) {
+  std::string folder = testing::TempDir() + "fairshard-test-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  ASSERT_EQ(chmod(folder.c_str(), 0777), 0);
+  Environment env;
+  env.world_size = env.local_world_size = 2;
+  env.store_file = folder + "/store";
+  test::expect_error([&] { init_process_group(env); }, {folder, "not this user's alone"});
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Init, ABadTimeoutIsNamed) {
+  test::expect_error([] { init_process_group(Environment{}, GroupOptions().timeout_s(-1)); },
+                     {"timeout_s", "-1"});
+}
+
+}  // namespace
+}  // namespace fairshard::comm

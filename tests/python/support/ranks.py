@@ -1,0 +1,35 @@
+"""Ranks as real processes over Gloo, for tests: no port, loopback only, errors come back."""
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def _run_rank(rank: int, world_size: int, folder: str, function: Callable, arguments: tuple) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{folder}/store", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    try:
+        result = function(rank, world_size, *arguments)
+        torch.save(result, f"{folder}/{rank}.pt")
+        dist.barrier()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # the others notice at once, whatever they wait for
+    dist.destroy_process_group()
+
+
+def run_ranks(world_size: int, function: Callable, *arguments: object) -> list:
+    """Runs ``function(rank, world_size, *arguments)`` in each of ``world_size`` processes.
+
+    Returns what each returned, in rank order. Raises if one of them fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_run_rank, args=(world_size, folder, function, arguments), nprocs=world_size)
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world_size)]
