@@ -10,6 +10,18 @@ using comm::Group;
 using comm::ReduceOp;
 using comm::Work;
 
+namespace {
+
+/// The collective with its handle made for Python: a Work keeps its group alive.
+template <typename... Arguments>
+auto started(Work (*collective)(Arguments...)) {
+  return [collective](Arguments... arguments) {
+    return make_released<Work>(collective(std::forward<Arguments>(arguments)...));
+  };
+}
+
+}  // namespace
+
 void init_comm(py::module_& module) {
   py::module_ m = module.def_submodule("comm");
   const auto released = py::call_guard<py::gil_scoped_release>();
@@ -20,7 +32,7 @@ void init_comm(py::module_& module) {
       .value("MIN", ReduceOp::kMin)
       .value("MAX", ReduceOp::kMax);
 
-  py::class_<Work>(m, "Work", "A collective that has been started.")
+  py::class_<Work, std::shared_ptr<Work>>(m, "Work", "A collective that has been started.")
       .def("wait", &Work::wait, released, "Blocks until the results are in place.")
       .def("is_done", &Work::is_done);
 
@@ -35,17 +47,18 @@ void init_comm(py::module_& module) {
       .def_property_readonly("sent_bytes", [](const Group& g) { return g.traffic().sent_bytes; })
       .def_property_readonly("collectives", [](const Group& g) { return g.traffic().collectives; });
 
-  m.def("all_reduce", &comm::all_reduce, released, py::arg("group"), py::arg("tensor"),
+  m.def("all_reduce", started(comm::all_reduce), released, py::arg("group"), py::arg("tensor"),
         py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
         "Makes every rank's tensor the reduction of all.");
-  m.def("broadcast", &comm::broadcast, released, py::arg("group"), py::arg("tensor"),
+  m.def("broadcast", started(comm::broadcast), released, py::arg("group"), py::arg("tensor"),
         py::arg("root"), py::arg("label") = "", "Makes every rank's tensor that of root.");
-  m.def("all_gather", &comm::all_gather, released, py::arg("group"), py::arg("output"),
+  m.def("all_gather", started(comm::all_gather), released, py::arg("group"), py::arg("output"),
         py::arg("input"), py::arg("label") = "", "Puts all inputs into output, in rank order.");
-  m.def("reduce_scatter", &comm::reduce_scatter, released, py::arg("group"), py::arg("output"),
-        py::arg("input"), py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
+  m.def("reduce_scatter", started(comm::reduce_scatter), released, py::arg("group"),
+        py::arg("output"), py::arg("input"), py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
         "Makes output this rank's part of the reduction of all inputs.");
-  m.def("barrier", &comm::barrier, released, py::arg("group"), py::arg("label") = "");
+  m.def("barrier", &comm::barrier, released, py::arg("group"), py::arg("label") = "",
+        "Returns when every rank has come here.");
 }
 
 }  // namespace fairshard::python

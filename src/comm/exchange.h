@@ -42,7 +42,7 @@ class Round {
     c10::intrusive_ptr<c10d::Work> work;  // null if it could not even be posted
     int peer;
     bool is_receive;
-    std::string post_error = {};
+    std::string post_error;
   };
 
   void post(const at::Tensor& tensor, int peer, int tag, bool is_receive,

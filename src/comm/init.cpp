@@ -84,9 +84,9 @@ void await_all_ranks(const c10::intrusive_ptr<c10d::Store>& store, const Environ
                      std::chrono::milliseconds timeout) {
   const auto key = [](int rank) { return c10::str("present/", rank); };
   store->set(key(env.rank), "1");
-  std::vector<std::string> keys;
+  std::vector<std::string> keys(env.world_size);
   for (int rank = 0; rank < env.world_size; ++rank) {
-    keys.push_back(key(rank));
+    keys[rank] = key(rank);
   }
   try {
     store->wait(keys, timeout);

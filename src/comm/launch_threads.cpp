@@ -72,6 +72,7 @@ void launch_threads(int ranks, const RankFunction& fn, const LaunchOptions& opti
   const auto store = c10::make_intrusive<c10d::HashStore>();
   FirstFailure failure;
   std::vector<std::thread> threads;
+  threads.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] { run_rank(rank, ranks, store, fn, options, failure); });
   }

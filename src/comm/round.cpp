@@ -60,7 +60,7 @@ void Round::post_receive(const at::Tensor& tensor, int peer, int phase) {
 void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
                  std::vector<Message>& messages) {
   std::vector<at::Tensor> tensors{tensor};
-  Message message{nullptr, peer, is_receive};
+  Message message{nullptr, peer, is_receive, ""};
   try {
     message.work = is_receive ? process_group_->recv(tensors, peer, tag)
                               : process_group_->send(tensors, peer, tag);

@@ -47,7 +47,7 @@ def mpirun():
 def test_launchers_agree_on_the_loss(text):
     command = trainer(text)
     launched = final_loss(run(*command, "--ranks=2"))
-    torchrun = [SCRIPTS / "torchrun", "--no-python", "--nproc-per-node=2", "--standalone"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=2", "--standalone"]
     assert final_loss(run(*torchrun, *command)) == launched
     assert final_loss(run(*mpirun(), "-n", "2", *command)) == launched
 
