@@ -2,12 +2,29 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <signal.h>
+
 namespace fairshard::comm {
+
+namespace {
+
+/// Gloo writes to sockets whose other end may be gone. That must be an error of a collective, and
+/// not the silent end of the process; Python programs have it so already. A program's own handler
+/// stays.
+void ignore_broken_pipes() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) {
+    signal(SIGPIPE, SIG_IGN);
+  }
+}
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                             int size, const std::string& bind,
                                             std::chrono::milliseconds timeout) {
   using c10d::ProcessGroupGloo;
+  ignore_broken_pipes();
   auto options = ProcessGroupGloo::Options::create(timeout);
   if (bind.empty()) {
     options->devices.push_back(ProcessGroupGloo::createDefaultDevice());

@@ -1,0 +1,173 @@
+#pragma once
+// OSS: an optimizer whose state is sharded over ranks.
+
+#include <fairshard/comm/group.h>
+#include <fairshard/shard/clip.h>
+#include <fairshard/shard/flat_parameters.h>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fairshard {
+
+struct OssOptions {
+  // Performance
+  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
+  /// step() returns while parameters are still being gathered; ShardedDataParallel's next forward
+  /// waits for them. Whoever reads parameters in between calls wait_for_parameters() first.
+  TORCH_ARG(bool, overlap_gather) = false;
+};
+
+/// What OSS does whatever its base optimizer is: parameters, gradients and gathering.
+class OssBase : public torch::optim::Optimizer {
+ public:
+  /// Drops gradients, those of .grad and those that were reduced into this rank's ranges. Local.
+  void zero_grad(bool set_to_none = true);
+
+  /// Scales the gradients of all parameters over all ranks to a norm of at most `max_norm`; returns
+  /// their norm. Collective; blocks.
+  at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0);
+
+  /// Returns when all parameters are in place; see OssOptions::overlap_gather.
+  void wait_for_parameters();
+
+  /// One for the parameters given at the start and one for each group added later.
+  const std::vector<std::shared_ptr<shard::FlatParameters>>& parts() const { return parts_; }
+
+ protected:
+  OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+          const OssOptions& options);
+
+  /// Lays out the parameters of groups and returns, per group, what this rank's optimizer steps.
+  std::vector<std::vector<at::Tensor>> take(
+      const std::vector<std::vector<std::pair<std::string, at::Tensor>>>& groups);
+  void show_gradients();
+  void hide_gradients();
+  void gather();
+
+ private:
+  comm::Group group_;
+  OssOptions options_;
+  std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
+  std::vector<comm::Work> gathers_;
+};
+
+/// Wraps any element-wise torch::optim class (SGD, Adam, AdamW, RMSprop, Adagrad): every rank holds
+/// the state of, and steps, an equal share of all parameters, and gathers the rest. Results are
+/// those of the plain optimizer. Gradients come from ShardedDataParallel, or from .grad if they are
+/// the same on all ranks. param_groups() holds the whole parameters, and their options rule.
+///
+/// Construction, add_param_group and step are collective over the group.
+template <typename Base>
+class OSS : public OssBase {
+ public:
+  /// All parameters of a module, under their names there.
+  template <typename Options>
+  OSS(const comm::Group& group, const torch::nn::Module& module, Options options,
+      const OssOptions& oss_options = {})
+      : OSS(group, {named(module)}, {}, std::move(options), oss_options) {}
+
+  /// Parameters without names.
+  template <typename Options>
+  OSS(const comm::Group& group, const std::vector<at::Tensor>& parameters, Options options,
+      const OssOptions& oss_options = {})
+      : OSS(group, {numbered(parameters, 0)}, {}, std::move(options), oss_options) {}
+
+  /// Several groups, each with options of its own or the given ones.
+  template <typename Options>
+  OSS(const comm::Group& group, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+      Options options, const OssOptions& oss_options = {})
+      : OSS(group, numbered(groups), groups, std::move(options), oss_options) {}
+
+  /// Shards one more group. Collective. A ShardedDataParallel made before does not know it yet.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group) {
+    const auto slices = take({numbered(group.params(), param_groups().size())});
+    Optimizer::add_param_group(group);
+    base_->add_param_group(with_options(slices[0], param_groups().back()));
+  }
+
+  at::Tensor step(LossClosure closure = nullptr) override {
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode grad(true);
+      loss = closure();
+    }
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < param_groups().size(); ++i) {
+      base_->param_groups()[i].set_options(param_groups()[i].options().clone());
+    }
+    show_gradients();
+    base_->step();
+    hide_gradients();
+    gather();
+    return loss;
+  }
+
+  /// This rank's optimizer, over the slices of parts().
+  Base& base() { return *base_; }
+
+ private:
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+  template <typename Options>
+  OSS(const comm::Group& group, const std::vector<NamedTensors>& named, const Groups& groups,
+      Options options, const OssOptions& oss_options)
+      : OssBase(group, std::make_unique<Options>(options), oss_options) {
+    const auto slices = take(named);
+    Groups sliced;
+    for (size_t i = 0; i < named.size(); ++i) {
+      Optimizer::add_param_group(
+          groups.empty() ? torch::optim::OptimizerParamGroup(tensors(named[i])) : groups[i]);
+      sliced.push_back(with_options(slices[i], param_groups().back()));
+    }
+    base_ = std::make_unique<Base>(std::move(sliced), std::move(options));
+  }
+
+  static torch::optim::OptimizerParamGroup with_options(
+      const std::vector<at::Tensor>& slices, const torch::optim::OptimizerParamGroup& like) {
+    return {slices, like.options().clone()};
+  }
+
+  static NamedTensors named(const torch::nn::Module& module) {
+    NamedTensors result;
+    for (const auto& item : module.named_parameters()) {
+      result.emplace_back(item.key(), item.value());
+    }
+    return result;
+  }
+
+  static NamedTensors numbered(const std::vector<at::Tensor>& parameters, size_t group) {
+    NamedTensors result;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      result.emplace_back("group" + std::to_string(group) + "." + std::to_string(i), parameters[i]);
+    }
+    return result;
+  }
+
+  static std::vector<NamedTensors> numbered(const Groups& groups) {
+    std::vector<NamedTensors> result;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      result.push_back(numbered(groups[i].params(), i));
+    }
+    return result;
+  }
+
+  static std::vector<at::Tensor> tensors(const NamedTensors& named) {
+    std::vector<at::Tensor> result;
+    for (const auto& [name, tensor] : named) {
+      result.push_back(tensor);
+    }
+    return result;
+  }
+
+  std::unique_ptr<Base> base_;
+};
+
+}  // namespace fairshard

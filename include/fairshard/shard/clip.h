@@ -1,0 +1,17 @@
+#pragma once
+// The norm of gradients that are spread over ranks, and clipping by it.
+
+#include <fairshard/shard/flat_parameters.h>
+
+#include <memory>
+#include <vector>
+
+namespace fairshard::shard {
+
+/// Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`, and
+/// returns the norm before that, as torch's clip_grad_norm_ does. `norm_type` is any positive
+/// number or infinity. Collective over the parameters' group; blocks.
+at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& parameters,
+                          double max_norm, double norm_type);
+
+}  // namespace fairshard::shard

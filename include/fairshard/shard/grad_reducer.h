@@ -1,0 +1,58 @@
+#pragma once
+// Reduces gradients between ranks while backward is still running.
+
+#include <fairshard/shard/flat_parameters.h>
+
+#include <memory>
+
+namespace fairshard::shard {
+
+enum class GradientMode {
+  /// Every rank gets the average of all gradients, in .grad, as in plain data parallelism.
+  kReplicated,
+  /// Every rank gets the average of what it owns, in its gradient ranges; .grad is dropped as soon
+  /// as it has been copied to its bucket.
+  kSharded,
+};
+
+struct ReducerOptions {
+  // Behaviour
+  TORCH_ARG(GradientMode, mode) = GradientMode::kSharded;
+
+  // Performance
+  /// How many buckets may be under way at once in the sharded mode. Each needs its own memory.
+  TORCH_ARG(int, buckets_in_flight) = 2;
+};
+
+/// Hooks on the parameters' gradients. A gradient that arrives is put into its bucket; a full
+/// bucket is reduced as soon as those before it have been started, so that all ranks start them in
+/// one order whatever the order of their gradients. When backward ends, the rest is flushed (a
+/// parameter without a gradient counts as zeros if it has one on another rank) and waited for:
+/// backward() returns with reduced gradients, or throws.
+///
+/// Note [Unused parameters]: ranks agree by one small reduction per backward on which parameters
+/// had a gradient anywhere. One that had none is left out of the step, as torch does it, instead of
+/// being stepped with zeros (which would decay its weights).
+///
+/// Hooks run on autograd's threads and need no Python lock. One backward at a time.
+class GradReducer {
+ public:
+  GradReducer(std::shared_ptr<FlatParameters> parameters, const ReducerOptions& options = {});
+  ~GradReducer();
+  GradReducer(const GradReducer&) = delete;
+  GradReducer& operator=(const GradReducer&) = delete;
+
+  /// Call it before a forward: follows parameters that were frozen or unfrozen. Local.
+  void prepare();
+
+  /// With false, backward leaves gradients in .grad, where they add up, and reduces nothing; the
+  /// next backward with true reduces the sum. The same on all ranks.
+  void set_sync(bool is_on);
+  bool sync() const;
+
+ private:
+  class Hooks;
+  std::shared_ptr<Hooks> hooks_;
+};
+
+}  // namespace fairshard::shard
