@@ -64,6 +64,10 @@ void add_training_options(CLI::App& app, TrainOptions& train) {
       ->check(whole_number(0, std::numeric_limits<int64_t>::max()));
   app.add_option("--device", train.device(), "auto is cuda where there is a GPU, else cpu")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--shard", train.shard(),
+                 "what each rank holds only its share of: none, the optimizer's state, or that and "
+                 "the gradients")
+      ->check(CLI::IsMember({"none", "optimizer", "gradients"}));
 }
 
 void add_rank_options(CLI::App& app, CommandLine& command_line) {

@@ -63,11 +63,12 @@ GptImpl::GptImpl(const GptOptions& options)
       token_embedding_(register_module(
           "token_embedding", torch::nn::Embedding(options.vocabulary(), options.width()))),
       position_embedding_(register_module(
-          "position_embedding", torch::nn::Embedding(options.context(), options.width()))),
-      final_norm_(register_module("final_norm", make_norm(options.width()))) {
+          "position_embedding", torch::nn::Embedding(options.context(), options.width()))) {
   for (int64_t layer = 0; layer < options.layers(); ++layer) {
     blocks_.push_back(register_module("block" + std::to_string(layer), Block(options)));
   }
+  // In the order of forward, so that gradients come in the reverse order and fill whole buckets.
+  final_norm_ = register_module("final_norm", make_norm(options.width()));
   initialize_();
 }
 
@@ -102,8 +103,8 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
   return at::linear(final_norm_(hidden), token_embedding_->weight);
 }
 
-torch::Tensor GptImpl::loss(const torch::Tensor& tokens, const torch::Tensor& targets) {
-  return at::cross_entropy_loss(forward(tokens).flatten(0, 1), targets.flatten());
+torch::Tensor loss_of(const torch::Tensor& logits, const torch::Tensor& targets) {
+  return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
 }
 
 }  // namespace gpt

@@ -53,9 +53,6 @@ class GptImpl : public torch::nn::Module {
   /// int64 tokens {batch, length} to logits {batch, length, vocabulary}.
   torch::Tensor forward(const torch::Tensor& tokens);
 
-  /// Mean cross entropy per token in nats; `targets` are the tokens that follow `tokens`.
-  torch::Tensor loss(const torch::Tensor& tokens, const torch::Tensor& targets);
-
  private:
   void initialize_();
 
@@ -63,8 +60,11 @@ class GptImpl : public torch::nn::Module {
   torch::nn::Embedding token_embedding_;
   torch::nn::Embedding position_embedding_;
   std::vector<Block> blocks_;
-  torch::nn::LayerNorm final_norm_;
+  torch::nn::LayerNorm final_norm_{nullptr};
 };
 TORCH_MODULE(Gpt);
+
+/// Mean cross entropy per token in nats; `targets` are the tokens that follow those of the logits.
+torch::Tensor loss_of(const torch::Tensor& logits, const torch::Tensor& targets);
 
 }  // namespace gpt

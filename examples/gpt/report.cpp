@@ -43,7 +43,7 @@ class Table {
   void memory_row(const std::string& name, uint64_t here, uint64_t unsharded) {
     const auto part = static_cast<double>(here) / static_cast<double>(unsharded);
     row(name, in_bytes(static_cast<double>(here)), in_bytes(static_cast<double>(unsharded)),
-        std::to_string(std::lround(100 * (1 - part))) + " %");
+        unsharded == 0 ? "-" : std::to_string(std::lround(100 * (1 - part))) + " %");
   }
 
  private:
@@ -62,6 +62,7 @@ void print_report(const Report& report, std::ostream& out) {
   table.memory_row("  gradients", report.per_rank.gradients, report.unsharded.gradients);
   table.memory_row("  optimizer state", report.per_rank.optimizer_state,
                    report.unsharded.optimizer_state);
+  table.memory_row("  buckets, at most", report.per_rank.buckets, report.unsharded.buckets);
   table.memory_row("  total", report.per_rank.total(), report.unsharded.total());
   table.row("sent", in_bytes(report.sent_bytes_per_step), " per rank and step");
   table.row("throughput", with_digits(report.tokens_per_s, 0), " tokens/s on all ranks");

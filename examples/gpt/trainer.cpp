@@ -1,8 +1,8 @@
 #include "gpt/trainer.h"
 
 #include "gpt/progress_line.h"
-#include "gpt/replicated.h"
 #include "gpt/report.h"
+#include "gpt/sharding.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/environment.h>
 
@@ -40,6 +40,16 @@ void set_threads(int threads, const comm::Environment& environment) {
   at::set_num_threads(threads > 0 ? threads : std::max(1, cores / environment.local_world_size));
 }
 
+fairshard::DataParallelMode choose_mode(const std::string& name) {
+  using fairshard::DataParallelMode;
+  TORCH_CHECK_VALUE(name == "none" || name == "optimizer" || name == "gradients",
+                    "TrainOptions: shard is '", name,
+                    "', but must be none, optimizer or gradients");
+  return name == "none"        ? DataParallelMode::kReplicated
+         : name == "optimizer" ? DataParallelMode::kOptimizer
+                               : DataParallelMode::kGradients;
+}
+
 Gpt make_model(const TrainOptions& options, torch::Device device) {
   torch::manual_seed(options.seed());
   Gpt model(options.model());
@@ -70,11 +80,8 @@ class Trainer {
         options_(options),
         device_(device),
         corpus_(corpus),
-        model_(make_model(options, device)),
-        optimizer_(model_->parameters(), optimizer_options(options)),
-        gradients_(group, model_->parameters()) {
-    broadcast_parameters(group, model_->parameters());
-  }
+        model_(group, make_model(options, device), choose_mode(options.shard()),
+               optimizer_options(options)) {}
 
   /// All steps; returns what rank 0 prints.
   Report run();
@@ -83,23 +90,20 @@ class Trainer {
   torch::Tensor step(int64_t step);
   double validation_loss();
   double average(const torch::Tensor& loss) const;
-  torch::Tensor loss_of(const Batch& batch) {
-    return model_->loss(batch.tokens.to(device_), batch.targets.to(device_));
+  Batch on_device(const Batch& batch) const {
+    return {batch.tokens.to(device_), batch.targets.to(device_)};
   }
-  MemoryUse memory_use();
 
   comm::Group group_;
   TrainOptions options_;
   torch::Device device_;
   const Corpus& corpus_;
-  Gpt model_;
-  torch::optim::AdamW optimizer_;
-  ReplicatedGradients gradients_;
+  ShardedGpt model_;
 };
 
 Report Trainer::run() {
   Report report;
-  report.mode = "replicated";
+  report.mode = options_.shard();
   report.ranks = group_.size();
   report.first_loss = validation_loss();
   const auto sent_before = group_.traffic().sent_bytes;
@@ -120,23 +124,23 @@ Report Trainer::run() {
   report.sent_bytes_per_step = static_cast<double>(group_.traffic().sent_bytes - sent_before) /
                                static_cast<double>(options_.steps());
   report.last_loss = validation_loss();
-  report.per_rank = report.unsharded = memory_use();
-  for (const auto& parameter : model_->parameters()) {
+  report.per_rank = model_.memory_use();
+  // AdamW has two numbers for each weight; plain data parallelism reduces gradients where they are.
+  const auto weights = report.per_rank.weights;
+  report.unsharded = {.weights = weights, .gradients = weights, .optimizer_state = 2 * weights};
+  for (const auto& parameter : model_.module()->parameters()) {
     report.parameters += parameter.numel();
   }
   return report;
 }
 
 torch::Tensor Trainer::step(int64_t step) {
-  gradients_.zero_();
-  const auto loss =
-      loss_of(corpus_.sample(options_.batch(), {options_.seed(), group_.rank(), step}));
+  model_.zero_grad();
+  const auto batch =
+      on_device(corpus_.sample(options_.batch(), {options_.seed(), group_.rank(), step}));
+  const auto loss = loss_of(model_.forward(batch.tokens), batch.targets);
   loss.backward();
-  gradients_.average_();
-  for (auto& parameters : optimizer_.param_groups()) {
-    parameters.options().set_lr(learning_rate(step, options_));
-  }
-  optimizer_.step();
+  model_.step(learning_rate(step, options_));
   return loss.detach();
 }
 
@@ -152,7 +156,9 @@ double Trainer::validation_loss() {
     const bool is_last = number + group_.size() >= kValidationWindows;
     if (is_last || static_cast<int64_t>(numbers.size()) == options_.batch()) {
       const auto windows = static_cast<double>(numbers.size());
-      sum += windows * loss_of(corpus_.held_out(numbers, kValidationWindows)).item<double>();
+      const auto batch = on_device(corpus_.held_out(numbers, kValidationWindows));
+      const auto logits = model_.module()->forward(batch.tokens);
+      sum += windows * loss_of(logits, batch.targets).item<double>();
       count += windows;
       numbers.clear();
     }
@@ -166,19 +172,6 @@ double Trainer::average(const torch::Tensor& loss) const {
   const auto mean = loss.to(torch::kDouble);
   comm::all_reduce(group_, mean, comm::ReduceOp::kAvg, "training loss").wait();
   return mean.item<double>();
-}
-
-MemoryUse Trainer::memory_use() {
-  MemoryUse use;
-  use.gradients = gradients_.bytes();
-  for (const auto& parameter : model_->parameters()) {
-    use.weights += parameter.nbytes();
-  }
-  for (const auto& entry : optimizer_.state()) {
-    const auto& state = static_cast<const torch::optim::AdamWParamState&>(*entry.second);
-    use.optimizer_state += state.exp_avg().nbytes() + state.exp_avg_sq().nbytes();
-  }
-  return use;
 }
 
 }  // namespace

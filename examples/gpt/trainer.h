@@ -23,6 +23,9 @@ struct TrainOptions {
   TORCH_ARG(uint64_t, seed) = 0;
   /// "cpu", "cuda", or "auto" for CUDA where there is some.
   TORCH_ARG(std::string, device) = "auto";
+  /// What each rank holds only its share of: "none", "optimizer" (its state), or "gradients" (those
+  /// and the optimizer's state). The results are the same.
+  TORCH_ARG(std::string, shard) = "gradients";
 
   // Performance
   /// ATen's threads per rank; 0 shares the machine's cores among its ranks. The same number gives

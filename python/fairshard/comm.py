@@ -31,3 +31,4 @@ class Group(_core.Group):
         if process_group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("this process is not a member of the process group")
         super().__init__(process_group, timeout_s)
+        self.process_group = process_group

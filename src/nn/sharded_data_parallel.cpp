@@ -38,23 +38,20 @@ void check_all_owned(const torch::nn::Module& module,
 }  // namespace
 
 DataParallelBase::DataParallelBase(comm::Group group, std::shared_ptr<torch::nn::Module> module,
-                                   std::vector<std::reference_wrapper<OssBase>> optimizers,
+                                   const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                                    const DataParallelOptions& options)
-    : group_(std::move(group)),
-      module_(std::move(module)),
-      optimizers_(std::move(optimizers)),
-      options_(options) {
+    : group_(std::move(group)), module_(std::move(module)), options_(options) {
   const bool is_replicated = options.mode() == DataParallelMode::kReplicated;
-  TORCH_CHECK_VALUE(is_replicated == optimizers_.empty(), "ShardedDataParallel: the mode is ",
+  TORCH_CHECK_VALUE(is_replicated == optimizers.empty(), "ShardedDataParallel: the mode is ",
                     is_replicated ? "replicated, which takes no OSS, but got "
                                   : "sharded, which needs at least one OSS, but got ",
-                    optimizers_.size());
+                    optimizers.size());
   if (is_replicated) {
     parts_.push_back(std::make_shared<shard::FlatParameters>(
         group_, parameters_of(*module_),
         shard::PlanOptions().bucket_bytes(options.bucket_bytes())));
   }
-  for (OssBase& optimizer : optimizers_) {
+  for (OssBase& optimizer : optimizers) {
     parts_.insert(parts_.end(), optimizer.parts().begin(), optimizer.parts().end());
   }
   check_all_owned(*module_, parts_);
@@ -81,9 +78,6 @@ void DataParallelBase::zero_grad(bool set_to_none) {
 }
 
 void DataParallelBase::before_forward() {
-  for (OssBase& optimizer : optimizers_) {
-    optimizer.wait_for_parameters();
-  }
   for (const auto& reducer : reducers_) {
     reducer->prepare();
   }

@@ -62,10 +62,7 @@ void OssBase::hide_gradients() {
 
 void OssBase::gather() {
   for (const auto& part : parts_) {
-    // The last buckets hold the first layers, which the next forward needs first.
-    for (size_t b = part->plan().buckets().size(); b-- > 0;) {
-      gathers_.push_back(part->start_gather(b));
-    }
+    part->start_gather();
   }
   if (!options_.overlap_gather()) {
     wait_for_parameters();
@@ -73,10 +70,9 @@ void OssBase::gather() {
 }
 
 void OssBase::wait_for_parameters() {
-  for (auto& work : gathers_) {
-    work.wait();
+  for (const auto& part : parts_) {
+    part->wait_for_values();
   }
-  gathers_.clear();
 }
 
 }  // namespace fairshard

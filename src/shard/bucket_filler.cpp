@@ -196,6 +196,9 @@ void BucketFiller::finish_oldest() {
 
 void BucketFiller::finish() {
   const at::NoGradGuard no_grad;
+  if (is_idle_) {
+    begin();
+  }
   try {
     for (; next_ < fills_.size(); ++next_) {
       if (fills_[next_].is_active) {

@@ -16,7 +16,8 @@ class BucketFiller {
 
   /// Takes a parameter's .grad into its bucket, and starts what is complete.
   void take(size_t parameter);
-  /// Starts what is incomplete and waits for everything. After an exception the filler is as new.
+  /// Takes what .grad has besides, starts what is incomplete and waits for everything. After an
+  /// exception the filler is as new.
   void finish();
   /// Forgets a backward that was broken off.
   void reset();

@@ -125,11 +125,35 @@ at::Tensor FlatParameters::gradient_of(const Slice& slice) const {
   return in_order.as_strided({length}, {1}, in_order.storage_offset() + piece.begin);
 }
 
-comm::Work FlatParameters::start_gather(size_t bucket) {
-  const at::Tensor& whole = buckets_[bucket];
-  const int64_t length = plan_.range_length(bucket);
-  return comm::all_gather(group_, whole, whole.narrow(0, group_.rank() * length, length),
-                          c10::str("parameters of bucket ", bucket));
+void FlatParameters::start_gather() {
+  wait_for_values();
+  // The last buckets hold the first layers, which the next forward needs first.
+  for (size_t b = buckets_.size(); b-- > 0;) {
+    const int64_t length = plan_.range_length(b);
+    gathers_.push_back(comm::all_gather(group_, buckets_[b],
+                                        buckets_[b].narrow(0, group_.rank() * length, length),
+                                        c10::str("parameters of bucket ", b)));
+  }
+}
+
+void FlatParameters::wait_for_values() {
+  for (auto& work : std::exchange(gathers_, {})) {
+    work.wait();
+  }
+}
+
+void FlatParameters::check_in_place() const {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const auto* start = static_cast<const char*>(buckets_[b].const_data_ptr());
+    for (const Slot& slot : plan_.buckets()[b].slots) {
+      const Parameter& parameter = parameters_[slot.parameter];
+      const char* expected = start + slot.offset * buckets_[b].element_size();
+      TORCH_CHECK(parameter.tensor.const_data_ptr() == expected, "parameter '", parameter.name,
+                  "' was moved or replaced after it had been sharded (now ",
+                  parameter.tensor.scalar_type(), " on ", parameter.tensor.device(),
+                  "): change dtype and device before the OSS is made");
+    }
+  }
 }
 
 void FlatParameters::broadcast(int root) {

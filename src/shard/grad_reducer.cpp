@@ -33,6 +33,8 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
   Hooks& operator=(const Hooks&) = delete;
 
   void prepare() {
+    parameters_->wait_for_values();
+    parameters_->check_in_place();
     if (!filler_.is_idle()) {
       filler_.reset();  // the last backward threw before its end
     }
@@ -44,6 +46,8 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
       }
     }
   }
+
+  void reduce() { filler_.finish(); }
 
   std::mutex mutex;
   bool is_sync = true;
@@ -76,7 +80,7 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
       torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
         if (const auto hooks = self.lock()) {
           const std::lock_guard lock(hooks->mutex);
-          hooks->filler_.finish();
+          hooks->reduce();
         }
       });
     }
@@ -98,6 +102,11 @@ GradReducer::~GradReducer() = default;
 void GradReducer::prepare() {
   const std::lock_guard lock(hooks_->mutex);
   hooks_->prepare();
+}
+
+void GradReducer::reduce() {
+  const std::lock_guard lock(hooks_->mutex);
+  hooks_->reduce();
 }
 
 void GradReducer::set_sync(bool is_on) {

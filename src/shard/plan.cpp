@@ -32,14 +32,14 @@ ShardPlan::ShardPlan(const std::vector<Parameter>& parameters, int ranks,
   std::map<decltype(kind_of(parameters[0])), size_t> open;
   for (size_t i = parameters.size(); i-- > 0;) {
     const at::Tensor& tensor = parameters[i].tensor;
-    const auto align = kAlignBytes / static_cast<int64_t>(tensor.element_size());
+    const auto align = kAlignBytes / tensor.element_size();
     const bool is_first = buckets_.size() <= 1;
     const int64_t limit = is_first ? std::min(options.first_bucket_bytes(), options.bucket_bytes())
                                    : options.bucket_bytes();
     const auto found = open.find(kind_of(parameters[i]));
-    const bool fits = found != open.end() && (buckets_[found->second].length + tensor.numel()) *
-                                                     static_cast<int64_t>(tensor.element_size()) <=
-                                                 limit;
+    const bool fits =
+        found != open.end() &&
+        (buckets_[found->second].length + tensor.numel()) * tensor.element_size() <= limit;
     if (!fits) {
       open[kind_of(parameters[i])] = buckets_.size();
       buckets_.push_back({tensor.scalar_type(), tensor.device(), {}, 0});

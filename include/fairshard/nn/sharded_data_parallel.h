@@ -62,7 +62,7 @@ class DataParallelBase {
 
  protected:
   DataParallelBase(comm::Group group, std::shared_ptr<torch::nn::Module> module,
-                   std::vector<std::reference_wrapper<OssBase>> optimizers,
+                   const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                    const DataParallelOptions& options);
 
   /// Everything that comes before a forward.
@@ -74,7 +74,6 @@ class DataParallelBase {
 
   comm::Group group_;
   std::shared_ptr<torch::nn::Module> module_;
-  std::vector<std::reference_wrapper<OssBase>> optimizers_;
   DataParallelOptions options_;
   std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
   std::vector<std::unique_ptr<shard::GradReducer>> reducers_;
@@ -91,17 +90,16 @@ class DataParallelBase {
 template <typename Holder>
 class ShardedDataParallel : public DataParallelBase {
  public:
-  /// With one sharded optimizer. The optimizer must outlive this object.
+  /// With one sharded optimizer.
   ShardedDataParallel(const comm::Group& group, Holder module, OssBase& optimizer,
                       const DataParallelOptions& options = {})
       : ShardedDataParallel(group, std::move(module), {std::ref(optimizer)}, options) {}
 
   /// With several, which share out the parameters.
   ShardedDataParallel(const comm::Group& group, Holder module,
-                      std::vector<std::reference_wrapper<OssBase>> optimizers,
+                      const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                       const DataParallelOptions& options = {})
-      : DataParallelBase(group, module.ptr(), std::move(optimizers), options),
-        module_(std::move(module)) {}
+      : DataParallelBase(group, module.ptr(), optimizers, options), module_(std::move(module)) {}
 
   /// Replicated, for any optimizer of the user's.
   ShardedDataParallel(const comm::Group& group, Holder module)

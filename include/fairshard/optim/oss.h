@@ -55,7 +55,6 @@ class OssBase : public torch::optim::Optimizer {
   comm::Group group_;
   OssOptions options_;
   std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
-  std::vector<comm::Work> gathers_;
 };
 
 /// Wraps any element-wise torch::optim class (SGD, Adam, AdamW, RMSprop, Adagrad): every rank holds

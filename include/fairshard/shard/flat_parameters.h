@@ -34,6 +34,9 @@ class FlatParameters {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Slice>& slices() const { return slices_; }
   const at::Tensor& bucket(size_t index) const { return buckets_[index]; }
+  void rename(size_t parameter, const std::string& name) { parameters_[parameter].name = name; }
+  /// Throws if a parameter no longer lies in its bucket, because it was moved or replaced.
+  void check_in_place() const;
   /// The part of `flat`, laid out like a bucket, that has a parameter's sizes and strides.
   at::Tensor view_of(size_t parameter, const at::Tensor& flat) const;
 
@@ -54,8 +57,10 @@ class FlatParameters {
   /// .grad (under torch's DDP, or set by hand), or an undefined tensor if there is none.
   at::Tensor gradient_of(const Slice& slice) const;
 
-  /// Brings every rank's range of a bucket to all. Collective; does not block.
-  comm::Work start_gather(size_t bucket);
+  /// Starts to bring every rank's ranges to all. Collective; does not block.
+  void start_gather();
+  /// Returns when what start_gather() started is in place.
+  void wait_for_values();
   /// Makes all ranks' values those of `root`. Collective; blocks.
   void broadcast(int root);
 
@@ -69,6 +74,7 @@ class FlatParameters {
   std::vector<bool> is_delivered_;
   std::vector<bool> has_gradient_;
   bool is_used_ = false;
+  std::vector<comm::Work> gathers_;
 };
 
 }  // namespace fairshard::shard

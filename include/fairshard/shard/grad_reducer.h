@@ -42,8 +42,12 @@ class GradReducer {
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  /// Call it before a forward: follows parameters that were frozen or unfrozen. Local.
+  /// Call it before a forward: waits for parameters that are still being gathered, and follows
+  /// those that were frozen or unfrozen.
   void prepare();
+
+  /// Reduces what is in .grad now, as the end of a backward would. Collective; blocks.
+  void reduce();
 
   /// With false, backward leaves gradients in .grad, where they add up, and reduces nothing; the
   /// next backward with true reduces the sum. The same on all ranks.

@@ -37,6 +37,12 @@ def final_loss(result):
     return re.search(r"^final validation loss (\S+) nats/byte$", result.stdout, re.M).group(1)
 
 
+def saved(result, name):
+    """The last column of a row of the memory table, in percent."""
+    assert result.returncode == 0, result.stderr
+    return int(re.search(rf"^ *{name} .* (-?\d+) %$", result.stdout, re.M).group(1))
+
+
 def mpirun():
     """Open MPI from the requirements, which finds its parts beside itself."""
     program = shutil.which("mpirun", path=SCRIPTS) or shutil.which("mpirun")
@@ -58,6 +64,18 @@ def test_the_table_says_what_was_sharded(text):
         assert word in output
 
 
+def test_sharding_saves_memory_and_not_accuracy(text):
+    results = {shard: run(*trainer(text, ranks=2, shard=shard)) for shard in ("none", "optimizer", "gradients")}
+    assert len({final_loss(result) for result in results.values()}) == 1
+    savings = {
+        shard: (saved(result, "gradients"), saved(result, "optimizer state")) for shard, result in results.items()
+    }
+    assert savings["none"] == (0, 0)
+    assert savings["optimizer"] == (0, pytest.approx(50, abs=3))
+    assert savings["gradients"] == (pytest.approx(50, abs=3), pytest.approx(50, abs=3))
+    assert [re.search(r"^mode +(\w+)$", result.stdout, re.M).group(1) for result in results.values()] == list(results)
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -66,6 +84,7 @@ def test_the_table_says_what_was_sharded(text):
         ({"width": 33}, 2, "33"),
         ({"steps": "many"}, 2, "many"),
         ({"surprise": 1}, 2, "--surprise"),
+        ({"shard": "surprise"}, 2, "--shard: surprise"),
     ],
 )
 def test_bad_options(text, options, code, words):

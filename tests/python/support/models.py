@@ -1,0 +1,22 @@
+"""Small models and data that differ by rank, for tests of training."""
+
+import torch
+from torch import nn
+
+
+def mlp(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(10, 33), nn.Tanh(), nn.Linear(33, 17), nn.Tanh(), nn.Linear(17, 5))
+
+
+def inputs(rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(6, 10, generator=generator)
+
+
+def loss_of(output: torch.Tensor) -> torch.Tensor:
+    return output.pow(2).mean()
+
+
+def values(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in module.parameters()]
