@@ -61,9 +61,10 @@ if(NOT TARGET fairshard::torch)
   target_compile_features(fairshard::torch INTERFACE cxx_std_20)
   # torch's libraries find the libraries that they need themselves, by run paths of their own.
   target_link_options(fairshard::torch INTERFACE "LINKER:--allow-shlib-undefined")
-  # Some of torch's wheels export an old std::filesystem (2.11 does), and its functions crash in our
-  # programs. The C++ library comes first, so that the names are looked up there.
-  target_link_libraries(fairshard::torch INTERFACE stdc++)
+  # Some of torch's wheels export parts of an old C++ library (2.11's std::filesystem crashes in our
+  # programs), so the system's comes first in the order of look-up. By its file name, because a
+  # toolchain that finds only a static one would give us a second copy of its state.
+  target_link_libraries(fairshard::torch INTERFACE "-l:libstdc++.so.6")
   set(torch_libraries torch torch_cpu c10)
   if(FAIRSHARD_TORCH_CUDA)
     list(APPEND torch_libraries torch_cuda c10_cuda)
