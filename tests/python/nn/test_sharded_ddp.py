@@ -106,6 +106,8 @@ def _bad_input(rank, world_size):
     OSS(model[0].parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(RuntimeError, match=r"'2\.weight' requires a gradient, but is in no OSS"):
         ShardedDataParallel(model)(inputs(rank, 0))
+    with pytest.raises(ValueError, match="ReLU has no parameters"):
+        ShardedDataParallel(nn.ReLU())
     with pytest.raises(ValueError, match="'sideways'"):
         ShardedDataParallel(mlp(), mode="sideways")
     return True

@@ -68,6 +68,8 @@ class ShardedDataParallel(nn.Module):
         self._reducers: dict[Any, _shard.GradReducer] = {}
         self._own_part: Any = None
         self._sync = True
+        if next(module.parameters(), None) is None:
+            raise ValueError(f"{type(module).__name__} has no parameters to train")
         names, tensors = zip(*module.named_parameters(), strict=True)
         _shard.check_same_parameters(self._comm, names, tensors)
         if sync_models_at_startup:
