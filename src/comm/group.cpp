@@ -81,6 +81,9 @@ Work Group::State::start(Call call, const at::Tensor& output, const at::Tensor& 
 
   const auto backend = process_group->getBackend(output.device().type());
   if (backend->getBackendName() != "gloo") {
+    TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), call.describe(), ": ",
+                     backend->getBackendName(), " cannot reduce ", input.scalar_type(), " to ",
+                     output.scalar_type());
     traffic.sent_bytes += ideal_bytes(call);
     return {shared_from_this(), start_native(*process_group, call, output, input, timeout)};
   }
