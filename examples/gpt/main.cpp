@@ -6,6 +6,7 @@
 #include <fairshard/comm/environment.h>
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
+#include <fairshard/comm/reason.h>
 
 #include <c10/util/Exception.h>
 
@@ -16,11 +17,6 @@
 namespace {
 
 namespace comm = fairshard::comm;
-
-std::string describe(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error ? torch_error->what_without_backtrace() : error.what();
-}
 
 int fail(int rank, std::string reason) {
   std::ranges::replace(reason, '\n', ' ');
@@ -66,6 +62,6 @@ int main(int argc, char** argv) {
     return environment.origin == "none" ? run_local_ranks(command_line, corpus)
                                         : run_as_rank(environment, command_line, corpus);
   } catch (const std::exception& error) {
-    return fail(environment.rank, describe(error));
+    return fail(environment.rank, comm::reason_of(error));
   }
 }

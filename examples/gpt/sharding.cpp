@@ -47,7 +47,8 @@ uint64_t gradient_range_bytes(const OssBase& optimizer) {
   uint64_t bytes = 0;
   for (const auto& part : optimizer.parts()) {
     for (size_t i = 0; i < part->plan().buckets().size(); ++i) {
-      bytes += static_cast<uint64_t>(part->plan().range_length(i)) * part->bucket(i).itemsize();
+      bytes += static_cast<uint64_t>(part->plan().range_length(i, part->group().rank())) *
+               part->bucket(i).itemsize();
     }
   }
   return bytes;

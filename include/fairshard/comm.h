@@ -6,4 +6,5 @@
 #include <fairshard/comm/group.h>
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
+#include <fairshard/comm/reason.h>
 #include <fairshard/comm/work.h>

@@ -53,9 +53,11 @@ void init_comm(py::module_& module) {
   m.def("broadcast", started(comm::broadcast), released, py::arg("group"), py::arg("tensor"),
         py::arg("root"), py::arg("label") = "", "Makes every rank's tensor that of root.");
   m.def("all_gather", started(comm::all_gather), released, py::arg("group"), py::arg("output"),
-        py::arg("input"), py::arg("label") = "", "Puts all inputs into output, in rank order.");
+        py::arg("input"), py::arg("label") = "", py::arg("bounds") = comm::Bounds(),
+        "Puts all inputs into output, in rank order.");
   m.def("reduce_scatter", started(comm::reduce_scatter), released, py::arg("group"),
         py::arg("output"), py::arg("input"), py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
+        py::arg("bounds") = comm::Bounds(),
         "Makes output this rank's part of the reduction of all inputs.");
   m.def("barrier", &comm::barrier, released, py::arg("group"), py::arg("label") = "",
         "Returns when every rank has come here.");

@@ -5,14 +5,21 @@
 #include <fairshard/shard/flat_parameters.h>
 #include <fairshard/shard/grad_reducer.h>
 
+#include <unordered_set>
+
 namespace fairshard::python {
 
 using shard::FlatParameters;
 using shard::GradientMode;
 using shard::GradReducer;
+using shard::Join;
 using shard::Parameter;
+using shard::Partition;
+using shard::Slice;
 
 namespace {
+
+using Parts = std::vector<std::shared_ptr<FlatParameters>>;
 
 std::vector<Parameter> to_parameters(const std::vector<std::string>& names,
                                      const std::vector<at::Tensor>& tensors,
@@ -24,22 +31,11 @@ std::vector<Parameter> to_parameters(const std::vector<std::string>& names,
   return parameters;
 }
 
-struct SliceInfo {
-  size_t parameter;
-  size_t bucket;
-  int64_t begin;
-  int64_t end;
-  int64_t offset;
-  at::Tensor values;
-};
-
-std::vector<SliceInfo> slices_of(const FlatParameters& flat, int rank) {
-  std::vector<SliceInfo> result;
-  for (const auto& piece : flat.plan().pieces(rank)) {
-    const int64_t start = rank * flat.plan().range_length(piece.bucket) + piece.offset;
-    result.push_back(
-        {piece.parameter, piece.bucket, piece.begin, piece.end, piece.offset,
-         flat.bucket(piece.bucket).narrow(0, start, piece.end - piece.begin).detach()});
+std::vector<std::tuple<std::string, at::Tensor, int64_t>> parameters_of(
+    const FlatParameters& flat) {
+  std::vector<std::tuple<std::string, at::Tensor, int64_t>> result;
+  for (const auto& p : flat.parameters()) {
+    result.emplace_back(p.name, p.tensor, p.group);
   }
   return result;
 }
@@ -53,63 +49,116 @@ std::vector<std::optional<at::Tensor>> gradients_of(const FlatParameters& flat) 
   return result;
 }
 
+at::Tensor clip_selected(const Parts& parts, double max_norm, double norm_type,
+                         const std::optional<std::vector<at::Tensor>>& selected) {
+  if (!selected) {
+    return shard::clip_gradients(parts, max_norm, norm_type);
+  }
+  std::unordered_set<const c10::TensorImpl*> chosen;
+  for (const auto& tensor : *selected) {
+    chosen.insert(tensor.unsafeGetTensorImpl());
+  }
+  return shard::clip_gradients(parts, max_norm, norm_type, [&](const at::Tensor& tensor) {
+    return chosen.count(tensor.unsafeGetTensorImpl()) > 0;
+  });
+}
+
+void bind_join(py::module_& m) {
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<Join, std::shared_ptr<Join>> join(m, "Join");
+  py::enum_<Join::Action>(join, "Action")
+      .value("NOTHING", Join::Action::kNothing)
+      .value("FORWARD", Join::Action::kForward)
+      .value("REDUCE", Join::Action::kReduce)
+      .value("CLIP", Join::Action::kClip)
+      .value("STEP", Join::Action::kStep);
+  py::class_<Join::Announcement>(join, "Announcement")
+      .def_readonly("action", &Join::Announcement::action)
+      .def_readonly("details", &Join::Announcement::details)
+      .def_readonly("leader", &Join::Announcement::leader);
+  join.def(py::init([](const comm::Group& group) { return make_released<Join>(group); }))
+      .def("announce", &Join::announce, released, py::arg("action"),
+           py::arg("details") = Join::Details{})
+      .def("follow", &Join::follow, released)
+      .def_property_readonly("is_following", &Join::is_following)
+      .def_property_readonly("last_leader", &Join::last_leader);
+}
+
 }  // namespace
 
 void init_shard(py::module_& module) {
   py::module_ m = module.def_submodule("shard");
   const auto released = py::call_guard<py::gil_scoped_release>();
+  bind_join(m);
 
-  py::class_<SliceInfo>(m, "Slice", "A part of a parameter that one rank owns.")
-      .def_readonly("parameter", &SliceInfo::parameter)
-      .def_readonly("bucket", &SliceInfo::bucket)
-      .def_readonly("begin", &SliceInfo::begin)
-      .def_readonly("end", &SliceInfo::end)
-      .def_readonly("offset", &SliceInfo::offset)
-      .def_readonly("values", &SliceInfo::values);
+  py::class_<Slice>(m, "Slice", "A part of a parameter that one rank owns.")
+      .def_property_readonly("parameter", [](const Slice& s) { return s.piece.parameter; })
+      .def_property_readonly("bucket", [](const Slice& s) { return s.piece.bucket; })
+      .def_property_readonly("begin", [](const Slice& s) { return s.piece.begin; })
+      .def_property_readonly("end", [](const Slice& s) { return s.piece.end; })
+      .def_property_readonly("offset", [](const Slice& s) { return s.piece.offset; })
+      .def_readonly("values", &Slice::values);
 
-  py::class_<FlatParameters, std::shared_ptr<FlatParameters>>(m, "FlatParameters")
+  py::class_<FlatParameters, std::shared_ptr<FlatParameters>>(m, "FlatParameters",
+                                                              py::dynamic_attr())
       .def(py::init([](const comm::Group& group, const std::vector<std::string>& names,
                        const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& groups,
-                       int64_t bucket_bytes) {
+                       int64_t bucket_bytes, bool whole_tensors, bool master_weights,
+                       std::optional<at::ScalarType> gather_dtype) {
+             const auto plan = shard::PlanOptions()
+                                   .partition(whole_tensors ? Partition::kTensor : Partition::kEven)
+                                   .bucket_bytes(bucket_bytes);
              return make_released<FlatParameters>(group, to_parameters(names, tensors, groups),
-                                                  shard::PlanOptions().bucket_bytes(bucket_bytes));
+                                                  shard::FlatOptions()
+                                                      .plan(plan)
+                                                      .master_weights(master_weights)
+                                                      .gather_dtype(gather_dtype));
            }),
            released, py::arg("group"), py::arg("names"), py::arg("tensors"), py::arg("groups"),
-           py::arg("bucket_bytes"))
-      .def_property_readonly("parameters",
-                             [](const FlatParameters& flat) {
-                               std::vector<std::tuple<std::string, at::Tensor, int64_t>> result;
-                               for (const auto& p : flat.parameters()) {
-                                 result.emplace_back(p.name, p.tensor, p.group);
-                               }
-                               return result;
-                             })
-      .def("slices", &slices_of, py::arg("rank"))
+           py::arg("bucket_bytes"), py::arg("whole_tensors") = false,
+           py::arg("master_weights") = false, py::arg("gather_dtype") = std::nullopt)
+      .def_property_readonly("parameters", &parameters_of)
+      .def_property_readonly("slices", &FlatParameters::slices, "What this rank owns.")
+      .def("slices_of", &FlatParameters::slices_of, py::arg("rank"))
       .def("gradients", &gradients_of, "The gradient of each of this rank's slices, or None.")
-      .def("range_length", [](const FlatParameters& flat,
-                              size_t bucket) { return flat.plan().range_length(bucket); })
       .def_property_readonly(
           "buckets", [](const FlatParameters& flat) { return flat.plan().buckets().size(); })
       .def("bucket", &FlatParameters::bucket)
+      .def("bounds",
+           [](const FlatParameters& flat, size_t b) { return flat.plan().buckets().at(b).bounds; })
+      .def_property_readonly("revision", &FlatParameters::revision)
       .def("rename", &FlatParameters::rename)
+      .def("settle", &FlatParameters::settle)
+      .def("before_step", &FlatParameters::before_step, released)
       .def("clear_gradients", &FlatParameters::clear_gradients)
       .def("mark_used", &FlatParameters::mark_used)
       .def("start_gather", &FlatParameters::start_gather, released)
-      .def("wait_for_values", &FlatParameters::wait_for_values, released);
+      .def("wait_for_values", &FlatParameters::wait_for_values, released)
+      .def(
+          "wait_for",
+          [](FlatParameters& flat, const std::vector<size_t>& numbers) {
+            for (const size_t number : numbers) {
+              flat.wait_for_value(number);
+            }
+          },
+          released, "Returns when these parameters are in place.")
+      .def("broadcast", &FlatParameters::broadcast, released)
+      .def_readwrite("join", &FlatParameters::join);
 
   py::class_<GradReducer, std::shared_ptr<GradReducer>>(m, "GradReducer")
-      .def(py::init([](const std::shared_ptr<FlatParameters>& parameters, bool is_sharded) {
-             return make_released<GradReducer>(
-                 parameters, shard::ReducerOptions().mode(is_sharded ? GradientMode::kSharded
-                                                                     : GradientMode::kReplicated));
-           }),
-           py::arg("parameters"), py::arg("is_sharded"))
+      .def(py::init(
+               [](const Parts& parts, bool is_sharded, std::optional<at::ScalarType> wire_dtype) {
+                 const auto mode = is_sharded ? GradientMode::kSharded : GradientMode::kReplicated;
+                 return make_released<GradReducer>(
+                     parts, shard::ReducerOptions().mode(mode).wire_dtype(wire_dtype));
+               }),
+           py::arg("parts"), py::arg("is_sharded"), py::arg("wire_dtype"))
       .def("prepare", &GradReducer::prepare, released)
       .def("reduce", &GradReducer::reduce, released)
       .def_property("sync", &GradReducer::sync, &GradReducer::set_sync);
 
-  m.def("clip_gradients", &shard::clip_gradients, released, py::arg("parameters"),
-        py::arg("max_norm"), py::arg("norm_type"));
+  m.def("clip_gradients", &clip_selected, released, py::arg("parts"), py::arg("max_norm"),
+        py::arg("norm_type"), py::arg("selected"));
   m.def(
       "check_same_parameters",
       [](const comm::Group& group, const std::vector<std::string>& names,

@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/hash.h>
 
 namespace fairshard::comm {
 namespace {
@@ -10,6 +11,15 @@ std::string kind_name(Kind kind) {
   constexpr std::array kNames{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
   const auto index = static_cast<size_t>(kind);
   return index < kNames.size() ? kNames[index] : "unknown collective";
+}
+
+/// Stands for the bounds in a header; 0 for equal parts.
+int64_t digest(const Bounds& bounds) {
+  int64_t result = 0;
+  for (const int64_t bound : bounds) {
+    result = static_cast<int64_t>(c10::hash_combine(result, static_cast<size_t>(bound)));
+  }
+  return result;
 }
 
 std::string op_name(ReduceOp op) {
@@ -31,6 +41,9 @@ std::string Call::signature() const {
   } else if (kind != Kind::kAllGather) {
     text += c10::str(" (", op_name(op), ")");
   }
+  if (!bounds.empty()) {
+    text += " in unequal parts";
+  }
   return text;
 }
 
@@ -40,9 +53,13 @@ std::string Call::describe() const {
 }
 
 Header to_header(const Call& call) {
-  return {static_cast<int64_t>(call.sequence), static_cast<int64_t>(call.kind),
-          static_cast<int64_t>(call.dtype),    call.numel,
-          static_cast<int64_t>(call.op),       call.root};
+  return {static_cast<int64_t>(call.sequence),
+          static_cast<int64_t>(call.kind),
+          static_cast<int64_t>(call.dtype),
+          call.numel,
+          static_cast<int64_t>(call.op),
+          call.root,
+          digest(call.bounds)};
 }
 
 Call from_header(const Header& header, const Call& mine, int rank) {
@@ -53,6 +70,8 @@ Call from_header(const Header& header, const Call& mine, int rank) {
   call.numel = header[3];
   call.op = static_cast<ReduceOp>(header[4]);
   call.root = static_cast<int>(header[5]);
+  // Whether a peer's parts are equal ones is all that its header tells.
+  call.bounds.assign(header[6] == 0 ? 0 : 1, 0);
   call.rank = rank;
   call.label.clear();
   return call;

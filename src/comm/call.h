@@ -17,6 +17,8 @@ struct Call {
   int64_t numel;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
+  /// How the whole tensor, of `numel` elements, is divided; empty if into equal parts.
+  Bounds bounds;
   std::string label;
   uint64_t sequence = 0;
   int rank = 0;
@@ -30,7 +32,7 @@ struct Call {
 };
 
 /// A call in the form in which it travels ahead of the data (labels stay at home).
-using Header = std::array<int64_t, 6>;
+using Header = std::array<int64_t, 7>;
 
 Header to_header(const Call& call);
 Call from_header(const Header& header, const Call& mine, int rank);

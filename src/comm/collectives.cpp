@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace fairshard::comm {
 namespace {
 
@@ -30,18 +32,49 @@ void check_reducible(const at::Tensor& tensor, ReduceOp op, const char* name,
                    op == ReduceOp::kAvg ? " to an average" : "");
 }
 
+bool are_equal_parts(const Bounds& bounds) {
+  for (size_t i = 2; i < bounds.size(); ++i) {
+    if (bounds[i] - bounds[i - 1] != bounds[1] - bounds[0]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void check_bounds(const Group& group, const at::Tensor& whole, const at::Tensor& part,
+                  const Bounds& bounds, const std::string& where) {
+  TORCH_CHECK_VALUE(bounds.size() == static_cast<size_t>(group.size()) + 1, where, "a group of ",
+                    group.size(), " needs ", group.size() + 1, " bounds, but got ", bounds.size());
+  TORCH_CHECK_VALUE(std::is_sorted(bounds.begin(), bounds.end()) && bounds.front() == 0 &&
+                        bounds.back() == whole.numel(),
+                    where, "the bounds must ascend from 0 to ", whole.numel(), ", but are ",
+                    c10::Join(", ", bounds));
+  const int64_t own = bounds[group.rank() + 1] - bounds[group.rank()];
+  TORCH_CHECK_VALUE(part.numel() == own, where, "the smaller tensor has ", part.numel(),
+                    " elements, but the part of rank ", group.rank(), " has ", own);
+}
+
 void check_parts(const Group& group, const at::Tensor& whole, const at::Tensor& part,
-                 const char* name, const std::string& label) {
-  TORCH_CHECK_VALUE(whole.numel() == part.numel() * group.size(), name,
-                    label.empty() ? "" : " '" + label + "'", ": the larger tensor has ",
-                    whole.numel(), " elements and the smaller ", part.numel(), ", but a group of ",
-                    group.size(), " needs ", part.numel() * group.size());
+                 const Bounds& bounds, const char* name, const std::string& label) {
+  const std::string where = c10::str(name, label.empty() ? "" : " '" + label + "'", ": ");
+  if (!bounds.empty()) {
+    check_bounds(group, whole, part, bounds, where);
+  } else {
+    TORCH_CHECK_VALUE(whole.numel() == part.numel() * group.size(), where, "the larger tensor has ",
+                      whole.numel(), " elements and the smaller ", part.numel(),
+                      ", but a group of ", group.size(), " needs ", part.numel() * group.size());
+  }
   TORCH_CHECK_VALUE(whole.device() == part.device(), name, ": tensors on ", whole.device(), " and ",
                     part.device(), " cannot meet in one collective");
 }
 
-Call make_call(Kind kind, const at::Tensor& tensor, const std::string& label) {
-  return {.kind = kind, .dtype = tensor.scalar_type(), .numel = tensor.numel(), .label = label};
+Call make_call(Kind kind, const at::Tensor& whole, const std::string& label,
+               const Bounds& bounds = {}) {
+  return {.kind = kind,
+          .dtype = whole.scalar_type(),
+          .numel = whole.numel(),
+          .bounds = are_equal_parts(bounds) ? Bounds() : bounds,
+          .label = label};
 }
 
 }  // namespace
@@ -56,7 +89,7 @@ Work all_reduce(const Group& group, const at::Tensor& tensor, ReduceOp op,
   }
   Call call = make_call(Kind::kAllReduce, tensor, label);
   call.op = op;
-  return group.state().start(call, tensor, tensor);
+  return group.state().start(call, tensor, tensor, group.timeout());
 }
 
 Work broadcast(const Group& group, const at::Tensor& tensor, int root, const std::string& label) {
@@ -69,30 +102,31 @@ Work broadcast(const Group& group, const at::Tensor& tensor, int root, const std
   }
   Call call = make_call(Kind::kBroadcast, tensor, label);
   call.root = root;
-  return group.state().start(call, tensor, tensor);
+  return group.state().start(call, tensor, tensor, group.timeout());
 }
 
 Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                const std::string& label) {
+                const std::string& label, const Bounds& bounds) {
   check_member(group, "all_gather");
   check_tensor(output, "all_gather", "the output", label);
   check_tensor(input, "all_gather", "the input", label);
-  check_parts(group, output, input, "all_gather", label);
+  check_parts(group, output, input, bounds, "all_gather", label);
   TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "all_gather: the output is ",
                    output.scalar_type(), ", the input ", input.scalar_type());
   if (group.size() == 1) {
     output.view(-1).copy_(input.view(-1));
     return {};
   }
-  return group.state().start(make_call(Kind::kAllGather, input, label), output, input);
+  return group.state().start(make_call(Kind::kAllGather, output, label, bounds), output, input,
+                             group.timeout());
 }
 
 Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                    ReduceOp op, const std::string& label) {
+                    ReduceOp op, const std::string& label, const Bounds& bounds) {
   check_member(group, "reduce_scatter");
   check_tensor(output, "reduce_scatter", "the output", label);
   check_tensor(input, "reduce_scatter", "the input", label);
-  check_parts(group, input, output, "reduce_scatter", label);
+  check_parts(group, input, output, bounds, "reduce_scatter", label);
   check_reducible(input, op, "reduce_scatter", label);
   const bool widens = output.scalar_type() == at::kFloat &&
                       (input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16);
@@ -103,16 +137,16 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
     output.view(-1).copy_(input.view(-1));
     return {};
   }
-  Call call = make_call(Kind::kReduceScatter, input, label);
+  Call call = make_call(Kind::kReduceScatter, input, label, bounds);
   call.op = op;
-  return group.state().start(call, output, input);
+  return group.state().start(call, output, input, group.timeout());
 }
 
 void barrier(const Group& group, const std::string& label) {
   check_member(group, "barrier");
   if (group.size() > 1) {
     const at::Tensor none = at::empty({0}, at::kByte);
-    group.state().start(make_call(Kind::kBarrier, none, label), none, none).wait();
+    group.state().start(make_call(Kind::kBarrier, none, label), none, none, group.timeout()).wait();
   }
 }
 

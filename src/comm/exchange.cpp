@@ -49,14 +49,17 @@ class RoundsOperation final : public Operation {
   Then then_;
 };
 
-/// Equal parts of a flat tensor, the last ones shorter or empty if it does not divide.
-std::vector<at::Tensor> split(const at::Tensor& tensor, int parts) {
+/// Every rank's part of a tensor. Equal ones, if the call says nothing else; the last ones shorter
+/// or empty if it does not divide.
+std::vector<at::Tensor> split(const at::Tensor& tensor, const Call& call) {
   const at::Tensor flat = tensor.view(-1);
-  const int64_t length = (flat.numel() + parts - 1) / parts;
+  const int64_t length = (flat.numel() + call.size - 1) / call.size;
+  const auto bound = [&](int i) {
+    return call.bounds.empty() ? std::min(i * length, flat.numel()) : call.bounds[i];
+  };
   std::vector<at::Tensor> result;
-  for (int64_t i = 0; i < parts; ++i) {
-    const int64_t begin = std::min(i * length, flat.numel());
-    result.push_back(flat.slice(0, begin, std::min(begin + length, flat.numel())));
+  for (int i = 0; i < call.size; ++i) {
+    result.push_back(flat.slice(0, bound(i), bound(i + 1)));
   }
   return result;
 }
@@ -109,7 +112,7 @@ class Starter {
       // The tensor is being sent until the round is over, and only then becomes the output.
       return reduce_scatter(tensor.view(-1), std::vector<at::Tensor>(call_.size, tensor.view(-1)));
     }
-    const auto pieces = split(tensor, call_.size);
+    const auto pieces = split(tensor, call_);
     const auto parts = exchange_parts(pieces);
     // Only the rounds are left to the progress thread, so bytes of the second are counted here.
     for_each_peer([&](int) { sent_bytes_ += pieces[call_.rank].nbytes(); });
@@ -177,9 +180,9 @@ std::shared_ptr<Operation> start_exchange(c10::intrusive_ptr<c10d::ProcessGroup>
     case Kind::kBroadcast:
       return starter.broadcast(output);
     case Kind::kAllGather:
-      return starter.all_gather(split(output, call.size), input);
+      return starter.all_gather(split(output, call), input);
     case Kind::kReduceScatter:
-      return starter.reduce_scatter(output.view(-1), split(input, call.size));
+      return starter.reduce_scatter(output.view(-1), split(input, call));
     case Kind::kBarrier:
       break;
   }

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 namespace fairshard::comm {
@@ -18,25 +19,45 @@ std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000) + 1);
 }
 
-/// A CUDA tensor's collective that is carried out on copies in host memory.
+/// A collective whose result is made elsewhere (in host memory, in another dtype) and copied.
 class StagedPending final : public Pending {
  public:
-  StagedPending(std::shared_ptr<Pending> host, at::Tensor output, at::Tensor host_output)
-      : host_(std::move(host)), output_(std::move(output)), host_output_(std::move(host_output)) {}
+  StagedPending(std::shared_ptr<Pending> pending, at::Tensor output, at::Tensor staged)
+      : pending_(std::move(pending)), output_(std::move(output)), staged_(std::move(staged)) {}
 
   void wait() override {
-    host_->wait();
-    if (host_output_.defined()) {
-      output_.copy_(std::exchange(host_output_, {}));
+    pending_->wait();
+    if (staged_.defined()) {
+      output_.copy_(std::exchange(staged_, {}));
     }
   }
-  bool is_done() const override { return host_->is_done(); }
+  bool is_done() const override { return pending_->is_done(); }
 
  private:
-  std::shared_ptr<Pending> host_;
+  std::shared_ptr<Pending> pending_;
   at::Tensor output_;
-  at::Tensor host_output_;
+  at::Tensor staged_;
 };
+
+/// One state for each process group, found again by whoever makes another Group on it.
+std::shared_ptr<Group::State> state_of(c10::intrusive_ptr<c10d::ProcessGroup> process_group) {
+  static std::mutex mutex;
+  static std::unordered_map<c10d::ProcessGroup*, std::weak_ptr<Group::State>> states;
+  const std::lock_guard lock(mutex);
+  std::erase_if(states, [](const auto& entry) { return entry.second.expired(); });
+  auto* const key = process_group.get();
+  // A state holds its process group, so a state that lives is that of this very group.
+  if (const auto found = states.find(key); found != states.end()) {
+    if (auto state = found->second.lock()) {
+      return state;
+    }
+  }
+  auto state = std::make_shared<Group::State>(std::move(process_group));
+  if (key) {
+    states.insert_or_assign(key, state);
+  }
+  return state;
+}
 
 /// What the best algorithm must send, in bytes, for backends that do not tell.
 uint64_t ideal_bytes(const Call& call) {
@@ -48,7 +69,7 @@ uint64_t ideal_bytes(const Call& call) {
     case Kind::kReduceScatter:
       return bytes * (size - 1) / size;
     case Kind::kAllGather:
-      return bytes * (size - 1);
+      return bytes * (size - 1) / size;
     case Kind::kBroadcast:
       return call.rank == call.root ? bytes : 0;
     case Kind::kBarrier:
@@ -59,15 +80,13 @@ uint64_t ideal_bytes(const Call& call) {
 
 }  // namespace
 
-Group::State::State(c10::intrusive_ptr<c10d::ProcessGroup> group, const GroupOptions& options)
+Group::State::State(c10::intrusive_ptr<c10d::ProcessGroup> group)
     : process_group(std::move(group)),
-      options(options),
       rank(process_group ? process_group->getRank() : -1),
-      size(process_group ? process_group->getSize() : 0),
-      timeout(to_milliseconds(options.timeout_s())),
-      progress(timeout) {}
+      size(process_group ? process_group->getSize() : 0) {}
 
-Work Group::State::start(Call call, const at::Tensor& output, const at::Tensor& input) {
+Work Group::State::start(Call call, const at::Tensor& output, const at::Tensor& input,
+                         std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex);
   call.rank = rank;
   call.size = size;
@@ -81,11 +100,13 @@ Work Group::State::start(Call call, const at::Tensor& output, const at::Tensor& 
 
   const auto backend = process_group->getBackend(output.device().type());
   if (backend->getBackendName() != "gloo") {
-    TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), call.describe(), ": ",
-                     backend->getBackendName(), " cannot reduce ", input.scalar_type(), " to ",
-                     output.scalar_type());
     traffic.sent_bytes += ideal_bytes(call);
-    return {shared_from_this(), start_native(*process_group, call, output, input, timeout)};
+    if (output.scalar_type() == input.scalar_type()) {
+      return {shared_from_this(), start_native(*process_group, call, output, input, timeout)};
+    }
+    const at::Tensor narrow = at::empty_like(output, input.options());
+    auto pending = start_native(*process_group, call, narrow, input, timeout);
+    return {shared_from_this(), std::make_shared<StagedPending>(pending, output, narrow)};
   }
   const bool is_staged = !output.is_cpu();
   const bool is_in_place = output.is_same(input);
@@ -95,7 +116,7 @@ Work Group::State::start(Call call, const at::Tensor& output, const at::Tensor& 
           ? output
           : (is_in_place ? host_input : at::empty_like(output, output.options().device(at::kCPU)));
   auto operation = start_exchange(process_group, call, host_output, host_input, traffic.sent_bytes);
-  auto pending = progress.submit(call, std::move(operation));
+  auto pending = progress.submit(call, std::move(operation), timeout);
   if (is_staged) {
     pending = std::make_shared<StagedPending>(std::move(pending), output, host_output);
   }
@@ -103,11 +124,10 @@ Work Group::State::start(Call call, const at::Tensor& output, const at::Tensor& 
 }
 
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const GroupOptions& options)
-    : state_(std::make_shared<State>(std::move(process_group), options)) {}
+    : timeout_(to_milliseconds(options.timeout_s())), state_(state_of(std::move(process_group))) {}
 
 int Group::rank() const { return state_->rank; }
 int Group::size() const { return state_->size; }
-std::chrono::milliseconds Group::timeout() const { return state_->timeout; }
 
 Traffic Group::traffic() const {
   std::lock_guard lock(state_->mutex);
@@ -131,16 +151,17 @@ Group Group::subgroup(const std::vector<int>& ranks) const {
                       "the ranks of a subgroup must be in ascending order, but ", ranks[i],
                       " follows ", ranks[i - 1]);
   }
+  const auto options = GroupOptions().timeout_s(std::chrono::duration<double>(timeout_).count());
   const std::string name = c10::str("subgroup-", state_->subgroups++);
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   if (own == ranks.end()) {
-    return Group(nullptr, state_->options);
+    return Group(nullptr, options);
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, state_->process_group->getStore());
   return Group(make_process_group(store, static_cast<int>(own - ranks.begin()),
                                   static_cast<int>(ranks.size()),
                                   backends_like(*state_->process_group), timeout()),
-               state_->options);
+               options);
 }
 
 }  // namespace fairshard::comm

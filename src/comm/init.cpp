@@ -140,13 +140,12 @@ Group init_process_group(const GroupOptions& options) {
 }
 
 Group init_process_group(const Environment& env, const GroupOptions& options) {
-  const Group::State checked(nullptr, options);
-  const auto store = open_store(env, checked.timeout);
-  await_all_ranks(store, env, checked.timeout);
+  const auto timeout = Group(nullptr, options).timeout();
+  const auto store = open_store(env, timeout);
+  await_all_ranks(store, env, timeout);
   try {
-    return Group(
-        make_process_group(store, env.rank, env.world_size, choose_backends(env), checked.timeout),
-        options);
+    return Group(make_process_group(store, env.rank, env.world_size, choose_backends(env), timeout),
+                 options);
   } catch (const c10::Error& error) {
     C10_THROW_ERROR(DistNetworkError,
                     c10::str("rank ", env.rank, " of ", env.world_size,

@@ -1,5 +1,6 @@
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
+#include <fairshard/comm/reason.h>
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -92,11 +93,10 @@ int count_threads() {
     group = init_process_group(GroupOptions().timeout_s(options.timeout_s()));
     fn(*group);
   } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    const std::string what = torch_error ? torch_error->what_without_backtrace() : error.what();
     // A pipe takes this much at once whether or not anybody reads.
     const bool is_consequence = dynamic_cast<const c10::DistBackendError*>(&error) != nullptr;
-    const std::string text = (is_consequence ? kConsequence : kCause) + what.substr(0, 4000);
+    const std::string text =
+        (is_consequence ? kConsequence : kCause) + reason_of(error).substr(0, 4000);
     code = write(report, text.data(), text.size()) >= 0 ? 1 : 2;
   } catch (...) {
     code = 1;

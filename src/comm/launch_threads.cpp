@@ -1,11 +1,13 @@
 #include "backends.h"
 #include <fairshard/comm/launch.h>
+#include <fairshard/comm/reason.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <sys/resource.h>
 
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -24,6 +26,10 @@ void allow_open_files(int ranks) {
     setrlimit(RLIMIT_NOFILE, &limit);
   }
 }
+
+/// c10d records the last collectives of a process in one place, which was made for one rank in it:
+/// as of torch 2.11 it adds to a map without a lock, and with ranks as threads that has crashed.
+void record_no_collectives() { setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); }
 
 class FirstFailure {
  public:
@@ -56,10 +62,8 @@ void run_rank(int rank, int ranks, const c10::intrusive_ptr<c10d::Store>& store,
     group.emplace(make_process_group(store, rank, ranks, choice, timeout),
                   GroupOptions().timeout_s(options.timeout_s()));
     fn(*group);
-  } catch (const c10::Error& error) {
-    failure.record(rank, ranks, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    failure.record(rank, ranks, error.what());
+    failure.record(rank, ranks, reason_of(error));
   }
 }
 
@@ -69,6 +73,7 @@ void launch_threads(int ranks, const RankFunction& fn, const LaunchOptions& opti
   TORCH_CHECK_VALUE(ranks >= 1, "launch_threads: the number of ranks is ", ranks,
                     ", but must be at least 1");
   allow_open_files(ranks);
+  record_no_collectives();
   const auto store = c10::make_intrusive<c10d::HashStore>();
   FirstFailure failure;
   std::vector<std::thread> threads;

@@ -65,9 +65,18 @@ auto reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
   }
 }
 
+std::vector<at::Tensor> parts_of(const at::Tensor& whole, const Bounds& bounds) {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    parts.push_back(whole.view(-1).slice(0, bounds[i - 1], bounds[i]));
+  }
+  return parts;
+}
+
 c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call, at::Tensor output,
                                      at::Tensor input, std::chrono::milliseconds timeout) {
   std::vector<at::Tensor> tensors{output};
+  std::vector<at::Tensor> inputs{input};
   switch (call.kind) {
     case Kind::kAllReduce: {
       c10d::AllreduceOptions options;
@@ -81,13 +90,22 @@ c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call
       options.timeout = timeout;
       return group.broadcast(tensors, options);
     }
-    case Kind::kAllGather:
-      return all_gather_flat(group, output, input);
+    case Kind::kAllGather: {
+      if (call.bounds.empty()) {
+        return all_gather_flat(group, output, input);
+      }
+      std::vector<std::vector<at::Tensor>> outputs{parts_of(output, call.bounds)};
+      return group.allgather(outputs, inputs);
+    }
     case Kind::kReduceScatter: {
       c10d::ReduceScatterOptions options;
       options.reduceOp = to_c10d(call.op);
       options.timeout = timeout;
-      return reduce_scatter_flat(group, output, input, options);
+      if (call.bounds.empty()) {
+        return reduce_scatter_flat(group, output, input, options);
+      }
+      std::vector<std::vector<at::Tensor>> parts{parts_of(input, call.bounds)};
+      return group.reduce_scatter(tensors, parts, options);
     }
     case Kind::kBarrier:
       break;

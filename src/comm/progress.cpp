@@ -1,5 +1,7 @@
 #include "progress.h"
 
+#include <fairshard/comm/reason.h>
+
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ParallelGuard.h>
@@ -51,9 +53,10 @@ Progress::~Progress() {
   }
 }
 
-std::shared_ptr<Pending> Progress::submit(const Call& call, std::shared_ptr<Operation> operation) {
+std::shared_ptr<Pending> Progress::submit(const Call& call, std::shared_ptr<Operation> operation,
+                                          std::chrono::milliseconds timeout) {
   auto task = std::make_shared<Task>(call, std::move(operation),
-                                     std::chrono::steady_clock::now() + timeout_);
+                                     std::chrono::steady_clock::now() + timeout);
   std::lock_guard lock(mutex_);
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { run(); });
@@ -111,9 +114,7 @@ bool Progress::step(Task& task) {
     task.operation.reset();
     finish(task, "");
   } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    finish(task, c10::str(task.call.describe(), " failed: ",
-                          torch_error ? torch_error->what_without_backtrace() : error.what()));
+    finish(task, c10::str(task.call.describe(), " failed: ", reason_of(error)));
   }
   return true;
 }

@@ -30,13 +30,14 @@ class Operation {
 
 class Progress {
  public:
-  explicit Progress(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  Progress() = default;
   /// Ends what is under way with an error; blocks on no peer.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  std::shared_ptr<Pending> submit(const Call& call, std::shared_ptr<Operation> operation);
+  std::shared_ptr<Pending> submit(const Call& call, std::shared_ptr<Operation> operation,
+                                  std::chrono::milliseconds timeout);
 
   /// The first failure's message, or nothing.
   std::string failure() const;
@@ -48,7 +49,6 @@ class Progress {
   bool step(Task& task);
   void finish(Task& task, std::string error);
 
-  const std::chrono::milliseconds timeout_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Task>> queue_;

@@ -1,5 +1,5 @@
 #pragma once
-// What the copies of a Group share.
+// What the Groups on one process group share.
 
 #include "call.h"
 #include "progress.h"
@@ -13,16 +13,15 @@
 namespace fairshard::comm {
 
 struct Group::State : std::enable_shared_from_this<Group::State> {
-  State(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const GroupOptions& options);
+  explicit State(c10::intrusive_ptr<c10d::ProcessGroup> process_group);
 
   /// Starts a collective: numbers it, counts it, and gives it to the backend of its device.
-  Work start(Call call, const at::Tensor& output, const at::Tensor& input);
+  Work start(Call call, const at::Tensor& output, const at::Tensor& input,
+             std::chrono::milliseconds timeout);
 
   const c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  const GroupOptions options;
   const int rank;
   const int size;
-  const std::chrono::milliseconds timeout;
 
   std::mutex mutex;
   uint64_t subgroups = 0;

@@ -40,34 +40,64 @@ void check_all_owned(const torch::nn::Module& module,
 DataParallelBase::DataParallelBase(comm::Group group, std::shared_ptr<torch::nn::Module> module,
                                    const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                                    const DataParallelOptions& options)
-    : group_(std::move(group)), module_(std::move(module)), options_(options) {
+    : group_(std::move(group)),
+      module_(std::move(module)),
+      optimizers_(optimizers),
+      options_(options) {
   const bool is_replicated = options.mode() == DataParallelMode::kReplicated;
   TORCH_CHECK_VALUE(is_replicated == optimizers.empty(), "ShardedDataParallel: the mode is ",
                     is_replicated ? "replicated, which takes no OSS, but got "
                                   : "sharded, which needs at least one OSS, but got ",
                     optimizers.size());
   if (is_replicated) {
-    parts_.push_back(std::make_shared<shard::FlatParameters>(
-        group_, parameters_of(*module_),
-        shard::PlanOptions().bucket_bytes(options.bucket_bytes())));
+    const auto plan = shard::PlanOptions().bucket_bytes(options.bucket_bytes());
+    parts_.push_back(std::make_shared<shard::FlatParameters>(group_, parameters_of(*module_),
+                                                             shard::FlatOptions().plan(plan)));
   }
-  for (OssBase& optimizer : optimizers) {
-    parts_.insert(parts_.end(), optimizer.parts().begin(), optimizer.parts().end());
-  }
-  check_all_owned(*module_, parts_);
-  const auto mode = options.mode() == DataParallelMode::kGradients
-                        ? shard::GradientMode::kSharded
-                        : shard::GradientMode::kReplicated;
-  for (const auto& part : parts_) {
-    if (options.sync_models_at_startup()) {
+  find_parts();
+  if (options.sync_models_at_startup()) {
+    for (const auto& part : parts_) {
       part->broadcast(0);
     }
-    reducers_.push_back(std::make_unique<shard::GradReducer>(
-        part, shard::ReducerOptions().mode(mode).buckets_in_flight(options.buckets_in_flight())));
+    sync_buffers(0);
   }
-  if (options.sync_models_at_startup()) {
-    sync_buffers();
+}
+
+/// Takes up what the optimizers have, and what they got since the last time.
+void DataParallelBase::find_parts() {
+  std::vector<std::shared_ptr<shard::FlatParameters>> parts;
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    OssBase& optimizer = optimizers_[i];
+    optimizer.number_ = static_cast<int>(i);
+    parts.insert(parts.end(), optimizer.parts().begin(), optimizer.parts().end());
+    if (optimizer.has_state()) {
+      for (const auto& part : optimizer.parts()) {
+        part->settle();
+      }
+    }
   }
+  if (optimizers_.empty()) {
+    parts = parts_;
+  }
+  if (reducer_ && parts == parts_) {
+    return;
+  }
+  check_all_owned(*module_, parts);
+  parts_ = std::move(parts);
+  for (const auto& part : parts_) {
+    for (size_t i = 0; i < part->parameters().size(); ++i) {
+      places_[part->parameters()[i].tensor.unsafeGetTensorImpl()] = {part.get(), i};
+    }
+  }
+  const bool is_sharded = options_.mode() == DataParallelMode::kGradients;
+  const bool is_sync = !reducer_ || reducer_->sync();
+  reducer_ = std::make_unique<shard::GradReducer>(
+      parts_,
+      shard::ReducerOptions()
+          .mode(is_sharded ? shard::GradientMode::kSharded : shard::GradientMode::kReplicated)
+          .buckets_in_flight(options_.buckets_in_flight())
+          .wire_dtype(options_.reduce_dtype()));
+  reducer_->set_sync(is_sync);
 }
 
 void DataParallelBase::zero_grad(bool set_to_none) {
@@ -77,16 +107,28 @@ void DataParallelBase::zero_grad(bool set_to_none) {
   }
 }
 
-void DataParallelBase::before_forward() {
-  for (const auto& reducer : reducers_) {
-    reducer->prepare();
-  }
-  if (options_.broadcast_buffers() && module_->is_training() && reducers_.front()->sync()) {
-    sync_buffers();
+void DataParallelBase::reduce() { reducer_->reduce(); }
+
+void DataParallelBase::wait_for(const torch::nn::Module& block) {
+  for (const auto& parameter : block.parameters()) {
+    const auto found = places_.find(parameter.unsafeGetTensorImpl());
+    if (found != places_.end()) {
+      found->second.part->wait_for_value(found->second.number);
+    }
   }
 }
 
-void DataParallelBase::sync_buffers() {
+void DataParallelBase::before_forward() {
+  find_parts();
+  reducer_->prepare();
+  if (options_.broadcast_buffers() && module_->is_training() && reducer_->sync() &&
+      !module_->buffers().empty()) {
+    const auto& join = parts_[0]->join;
+    sync_buffers(join ? join->announce(shard::Join::Action::kForward).leader : 0);
+  }
+}
+
+void DataParallelBase::sync_buffers(int root) {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   std::vector<comm::Work> works;
@@ -95,7 +137,7 @@ void DataParallelBase::sync_buffers() {
       continue;
     }
     copies.emplace_back(item.value(), item.value().contiguous());
-    works.push_back(comm::broadcast(group_, copies.back().second, 0, "buffer " + item.key()));
+    works.push_back(comm::broadcast(group_, copies.back().second, root, "buffer " + item.key()));
   }
   for (size_t i = 0; i < works.size(); ++i) {
     works[i].wait();
@@ -105,10 +147,57 @@ void DataParallelBase::sync_buffers() {
   }
 }
 
-void DataParallelBase::set_sync(bool is_on) {
-  for (const auto& reducer : reducers_) {
-    reducer->set_sync(is_on);
+DataParallelBase::Join::Join(DataParallelBase& owner)
+    : owner_(owner), exceptions_(std::uncaught_exceptions()) {
+  owner_.find_parts();
+  const auto join = std::make_shared<shard::Join>(owner_.group_);
+  for (const auto& part : owner_.parts_) {
+    part->join = join;
   }
+}
+
+DataParallelBase::Join::~Join() noexcept(false) {
+  // A loop that an exception has ended does not follow the others: they get an error.
+  const bool is_unwinding = std::uncaught_exceptions() > exceptions_;
+  while (!is_unwinding && owner_.follow_others()) {
+  }
+  const int leader = owner_.parts_[0]->join->last_leader();
+  for (const auto& part : owner_.parts_) {
+    part->join.reset();
+  }
+  if (!is_unwinding && leader >= 0) {
+    owner_.sync_buffers(leader);
+    if (owner_.optimizers_.empty()) {
+      owner_.parts_[0]->broadcast(leader);  // ranks that joined early have not stepped since
+    }
+  }
+}
+
+/// Does this rank's share of what the others do next. Returns whether there was anything.
+bool DataParallelBase::follow_others() {
+  using Action = shard::Join::Action;
+  const auto said = parts_[0]->join->follow();
+  const auto optimizer = [&]() -> OssBase& {
+    return optimizers_.at(static_cast<size_t>(said.details[0]));
+  };
+  switch (said.action) {
+    case Action::kNothing:
+      return false;
+    case Action::kForward:
+      sync_buffers(said.leader);
+      break;
+    case Action::kReduce:
+      reducer_->reduce();
+      break;
+    case Action::kClip:
+      optimizer().clip_grad_norm(said.details[1], said.details[2]);
+      break;
+    case Action::kStep:
+      optimizer().share_learning_rates(said.leader);
+      optimizer().step();
+      break;
+  }
+  return true;
 }
 
 }  // namespace fairshard

@@ -1,17 +1,21 @@
+#include <fairshard/comm/collectives.h>
 #include <fairshard/optim/oss.h>
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 namespace fairshard {
 
+using shard::Join;
+
 OssBase::OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
-                 const OssOptions& options)
+                 const OssOptions& options, shard::Partition partition)
     : Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), std::move(defaults)),
       group_(std::move(group)),
-      options_(options) {}
+      options_(options),
+      partition_(options.partition().value_or(partition)) {}
 
-std::vector<std::vector<at::Tensor>> OssBase::take(
-    const std::vector<std::vector<std::pair<std::string, at::Tensor>>>& groups) {
+void OssBase::take(const std::vector<NamedTensors>& groups) {
   std::vector<shard::Parameter> parameters;
   for (size_t i = 0; i < groups.size(); ++i) {
     for (const auto& [name, tensor] : groups[i]) {
@@ -19,16 +23,37 @@ std::vector<std::vector<at::Tensor>> OssBase::take(
     }
   }
   TORCH_CHECK_VALUE(!parameters.empty(), "OSS got no parameters");
-  parts_.push_back(std::make_shared<shard::FlatParameters>(
-      group_, parameters,
-      shard::PlanOptions()
-          .bucket_bytes(options_.bucket_bytes())
-          .first_bucket_bytes(options_.first_bucket_bytes())));
-  std::vector<std::vector<at::Tensor>> slices(groups.size());
-  for (const auto& slice : parts_.back()->slices()) {
-    slices[parts_.back()->parameters()[slice.piece.parameter].group].push_back(slice.values);
+  const auto plan = shard::PlanOptions()
+                        .partition(partition_)
+                        .bucket_bytes(options_.bucket_bytes())
+                        .first_bucket_bytes(options_.first_bucket_bytes());
+  parts_.push_back(
+      std::make_shared<shard::FlatParameters>(group_, parameters,
+                                              shard::FlatOptions()
+                                                  .plan(plan)
+                                                  .master_weights(options_.master_weights())
+                                                  .gather_dtype(options_.gather_dtype())));
+  first_groups_.push_back(groups_);
+  groups_ += groups.size();
+}
+
+std::vector<std::vector<at::Tensor>> OssBase::slices() const {
+  std::vector<std::vector<at::Tensor>> result(groups_);
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    for (const auto& slice : parts_[p]->slices()) {
+      const auto group = parts_[p]->parameters()[slice.piece.parameter].group;
+      result[first_groups_[p] + static_cast<size_t>(group)].push_back(slice.values);
+    }
   }
-  return slices;
+  return result;
+}
+
+bool OssBase::have_slices_changed() {
+  int revision = 0;
+  for (const auto& part : parts_) {
+    revision += part->revision();
+  }
+  return std::exchange(seen_revision_, revision) != revision;
 }
 
 void OssBase::zero_grad(bool set_to_none) {
@@ -39,33 +64,55 @@ void OssBase::zero_grad(bool set_to_none) {
 }
 
 at::Tensor OssBase::clip_grad_norm(double max_norm, double norm_type) {
+  const auto& join = parts_[0]->join;
+  if (join && !join->is_following()) {
+    join->announce(Join::Action::kClip, {static_cast<double>(number_), max_norm, norm_type});
+  }
   return shard::clip_gradients(parts_, max_norm, norm_type);
 }
 
-void OssBase::show_gradients() {
-  wait_for_parameters();
+void OssBase::before_step() {
+  announce_step();
   for (const auto& part : parts_) {
+    part->before_step();
     for (const auto& slice : part->slices()) {
       slice.values.mutable_grad() = part->gradient_of(slice);
     }
   }
 }
 
-void OssBase::hide_gradients() {
+void OssBase::after_step() {
   for (const auto& part : parts_) {
+    part->settle();
     part->mark_used();
     for (const auto& slice : part->slices()) {
       slice.values.mutable_grad() = at::Tensor();
     }
-  }
-}
-
-void OssBase::gather() {
-  for (const auto& part : parts_) {
     part->start_gather();
   }
   if (!options_.overlap_gather()) {
     wait_for_parameters();
+  }
+}
+
+void OssBase::announce_step() {
+  const auto& join = parts_[0]->join;
+  if (join && !join->is_following()) {
+    const auto said = join->announce(Join::Action::kStep, {static_cast<double>(number_), 0, 0});
+    share_learning_rates(said.leader);
+  }
+}
+
+/// A rank that has joined no longer runs its scheduler.
+void OssBase::share_learning_rates(int leader) {
+  const at::Tensor rates = at::empty({static_cast<int64_t>(param_groups().size())}, at::kDouble);
+  auto* const values = rates.mutable_data_ptr<double>();
+  for (size_t i = 0; i < param_groups().size(); ++i) {
+    values[i] = param_groups()[i].options().get_lr();
+  }
+  comm::broadcast(group_, rates, leader, "learning rates").wait();
+  for (size_t i = 0; i < param_groups().size(); ++i) {
+    param_groups()[i].options().set_lr(values[i]);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
@@ -10,58 +9,101 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace fairshard::shard {
+namespace {
 
-BucketFiller::BucketFiller(std::shared_ptr<FlatParameters> parameters,
-                           const ReducerOptions& options)
-    : parameters_(std::move(parameters)),
-      options_(options),
-      scale_(at::native::wrapped_scalar_tensor(1.0 / parameters_->group().size())),
-      fills_(parameters_->plan().buckets().size()),
-      replicated_(fills_.size()) {
-  TORCH_CHECK_VALUE(options.buckets_in_flight() >= 1, "buckets_in_flight is ",
-                    options.buckets_in_flight(), ", but must be at least 1");
+/// Pooled memory has old numbers between the parameters, and a range must have no stray infinities.
+void clear_padding(const Bucket& layout, const at::Tensor& flat) {
+  for (size_t i = 0; i < layout.slots.size(); ++i) {
+    const int64_t end = layout.slots[i].offset + layout.slots[i].numel;
+    const int64_t next = i + 1 < layout.slots.size() ? layout.slots[i + 1].offset : layout.length();
+    if (end < next) {
+      flat.narrow(0, end, next - end).zero_();
+    }
+  }
 }
 
-void BucketFiller::take(size_t parameter) {
+}  // namespace
+
+BucketFiller::BucketFiller(std::vector<std::shared_ptr<FlatParameters>> parts,
+                           const ReducerOptions& options)
+    : parts_(std::move(parts)), options_(options) {
+  TORCH_CHECK_VALUE(!parts_.empty(), "there are no parameters to reduce gradients of");
+  TORCH_CHECK_VALUE(options.buckets_in_flight() >= 1, "buckets_in_flight is ",
+                    options.buckets_in_flight(), ", but must be at least 1");
+  for (const auto& part : parts_) {
+    TORCH_CHECK_VALUE(part->group().process_group() == parts_[0]->group().process_group(),
+                      "optimizers of one model must have one process group");
+  }
+  scale_ = at::native::wrapped_scalar_tensor(1.0 / parts_[0]->group().size());
+  list_buckets();
+}
+
+void BucketFiller::list_buckets() {
+  fills_.clear();
+  places_.clear();
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    places_.emplace_back(parts_[p]->plan().buckets().size());
+    for (size_t b = 0; b < places_[p].size(); ++b) {
+      places_[p][b] = fills_.size();
+      fills_.push_back({.part = p, .bucket = b});
+    }
+  }
+}
+
+void BucketFiller::take(ParameterId id) {
   const at::NoGradGuard no_grad;
   if (is_idle_) {
     begin();
   }
-  const size_t bucket = parameters_->plan().bucket_of(parameter);
-  const size_t slot = parameters_->plan().slot_of(parameter);
-  Fill& fill = fills_[bucket];
-  const std::string& name = parameters_->parameters()[parameter].name;
+  const FlatParameters& part = *parts_[id.part];
+  const size_t bucket = part.plan().bucket_of(id.number);
+  const auto slot = &part.plan().slot_of(id.number) - part.plan().buckets()[bucket].slots.data();
+  const size_t place = places_[id.part][bucket];
+  Fill& fill = fills_[place];
+  const Parameter& parameter = part.parameters()[id.number];
   TORCH_CHECK(
-      bucket >= next_, "parameter '", name,
+      place >= next_, "parameter '", parameter.name,
       "' got a gradient after its bucket had been reduced: it was used in a backward inside "
       "of backward, or was unfrozen since the forward");
-  TORCH_CHECK(!fill.is_taken[slot], "parameter '", name, "' got two gradients in one backward");
-  put(parameter, fill);
+  TORCH_CHECK(!fill.is_taken[slot], "parameter '", parameter.name,
+              "' got two gradients in one backward");
+  put(parameter, id.number, fill);
   fill.is_taken[slot] = true;
-  is_used_[parameter] = true;
+  is_used_[id.part][id.number] = true;
   --fill.missing;
+  if (!is_order_known_) {
+    arrivals_.push_back(id);
+  }
   start_ready();
 }
 
 void BucketFiller::begin() {
-  const auto& buckets = parameters_->plan().buckets();
-  if (is_sharded()) {
-    parameters_->begin_backward();
+  const auto& join = parts_[0]->join;
+  if (join && !join->is_following()) {
+    join->announce(Join::Action::kReduce);
   }
-  is_used_.assign(parameters_->parameters().size(), false);
-  for (size_t b = 0; b < buckets.size(); ++b) {
-    const auto& slots = buckets[b].slots;
-    fills_[b].flat.reset();
-    fills_[b].is_taken.assign(slots.size(), false);
-    fills_[b].missing = slots.size();
+  is_used_.clear();
+  for (const auto& part : parts_) {
+    is_used_.emplace_back(part->parameters().size());
+    if (is_sharded()) {
+      part->begin_backward();
+    }
+  }
+  for (Fill& fill : fills_) {
+    const auto& slots = layout_of(fill).slots;
+    fill.flat.reset();
+    fill.is_taken.assign(slots.size(), false);
+    fill.missing = slots.size();
     // A bucket of frozen parameters is left out, on all ranks alike.
-    fills_[b].is_active = std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
-      return parameters_->parameters()[slot.parameter].tensor.requires_grad();
+    fill.is_active = std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
+      return part_of(fill).parameters()[slot.parameter].tensor.requires_grad();
     });
   }
+  arrivals_.clear();
   next_ = 0;
   is_idle_ = false;
 }
@@ -71,84 +113,64 @@ void BucketFiller::reset() {
   is_idle_ = true;
 }
 
-at::Tensor BucketFiller::make_flat(size_t bucket) {
-  const at::Tensor& values = parameters_->bucket(bucket);
+at::ScalarType BucketFiller::wire_dtype_of(const Fill& fill) const {
+  return options_.wire_dtype().value_or(part_of(fill).bucket(fill.bucket).scalar_type());
+}
+
+void BucketFiller::ensure_flat(Fill& fill) {
+  if (fill.flat.defined()) {
+    return;
+  }
+  const at::Tensor& values = part_of(fill).bucket(fill.bucket);
   if (!is_sharded()) {
-    if (!replicated_[bucket].defined()) {
-      replicated_[bucket] = at::zeros_like(values);
+    if (!fill.replicated.defined() || fill.replicated.scalar_type() != values.scalar_type()) {
+      fill.replicated = at::zeros_like(values);
     }
-    return replicated_[bucket];
+    fill.flat = fill.replicated;
+    return;
   }
   while (static_cast<int>(started_.size()) >= options_.buckets_in_flight()) {
     finish_oldest();
   }
-  const auto bytes = static_cast<int64_t>(values.nbytes());
-  const auto fits = [&](const at::Tensor& memory) {
-    return memory.numel() >= bytes && memory.device() == values.device();
-  };
-  const auto found = std::find_if(pool_.begin(), pool_.end(), fits);
-  at::Tensor memory;
-  if (found != pool_.end()) {
-    memory = std::move(*found);
-    pool_.erase(found);
-  } else {
-    pool_.clear();  // what is too small now is too small again in the next backward
-    memory = at::empty({bytes}, values.options().dtype(at::kByte));
-  }
-  return memory.narrow(0, 0, bytes).view(values.scalar_type());
+  fill.flat = pool_.take(values.numel(), wire_dtype_of(fill), values);
 }
 
-void BucketFiller::put(size_t parameter, Fill& fill) {
-  const Parameter& p = parameters_->parameters()[parameter];
-  const at::Tensor gradient = p.tensor.grad();
-  TORCH_CHECK_TYPE(gradient.layout() == at::kStrided, "the gradient of parameter '", p.name,
+void BucketFiller::put(const Parameter& parameter, size_t number, Fill& fill) {
+  const at::Tensor gradient = parameter.tensor.grad();
+  TORCH_CHECK_TYPE(gradient.layout() == at::kStrided, "the gradient of parameter '", parameter.name,
                    "' is ", gradient.layout(), ", but only dense gradients can be reduced");
-  TORCH_CHECK(!gradient.requires_grad(), "the gradient of parameter '", p.name,
+  TORCH_CHECK(!gradient.requires_grad(), "the gradient of parameter '", parameter.name,
               "' itself requires a gradient (create_graph), which cannot be reduced");
-  if (!fill.flat.defined()) {
-    fill.flat = make_flat(parameters_->plan().bucket_of(parameter));
-  }
-  at::Tensor view = parameters_->view_of(parameter, fill.flat);
+  ensure_flat(fill);
+  at::Tensor view = part_of(fill).view_of(number, fill.flat);
   if (is_sharded()) {
-    at::mul_out(view, gradient, scale_);
-    p.tensor.mutable_grad() = at::Tensor();
+    if (view.scalar_type() == gradient.scalar_type()) {
+      at::mul_out(view, gradient, scale_);
+    } else {
+      view.copy_(gradient);
+      view.mul_(scale_);
+    }
+    parameter.tensor.mutable_grad() = at::Tensor();
   } else if (gradient.const_data_ptr() != view.const_data_ptr()) {
     view.copy_(gradient);
-    p.tensor.mutable_grad() = view;
+    parameter.tensor.mutable_grad() = view;
   }
 }
 
-void BucketFiller::put_missing(size_t bucket) {
-  Fill& fill = fills_[bucket];
-  if (!fill.flat.defined()) {
-    fill.flat = make_flat(bucket);
-  }
-  const auto& slots = parameters_->plan().buckets()[bucket].slots;
+void BucketFiller::put_missing(Fill& fill) {
+  ensure_flat(fill);
+  const auto& slots = layout_of(fill).slots;
   for (size_t i = 0; i < slots.size(); ++i) {
-    const Parameter& parameter = parameters_->parameters()[slots[i].parameter];
-    const at::Tensor& own = parameter.tensor.grad();
     if (fill.is_taken[i]) {
       continue;
     }
-    if (own.defined()) {
-      // Set by hand, or left by earlier backwards that were not reduced (or, replicated, that
-      // were).
-      put(slots[i].parameter, fill);
-      is_used_[slots[i].parameter] = true;
+    const Parameter& parameter = part_of(fill).parameters()[slots[i].parameter];
+    if (parameter.tensor.grad().defined()) {
+      // Set by hand, or left by backwards that were not reduced (or, replicated, that were).
+      put(parameter, slots[i].parameter, fill);
+      is_used_[fill.part][slots[i].parameter] = true;
     } else {
       fill.flat.narrow(0, slots[i].offset, slots[i].numel).zero_();
-    }
-  }
-}
-
-/// Pooled memory has old numbers between the parameters, and a range must have no stray infinities.
-void BucketFiller::clear_padding(size_t bucket, const at::Tensor& flat) const {
-  const Bucket& layout = parameters_->plan().buckets()[bucket];
-  for (size_t i = 0; i < layout.slots.size(); ++i) {
-    const int64_t end = layout.slots[i].offset + layout.slots[i].numel;
-    const int64_t next = i + 1 < layout.slots.size() ? layout.slots[i + 1].offset : layout.length;
-    if (end < next) {
-      flat.narrow(0, end, next - end).zero_();
     }
   }
 }
@@ -156,27 +178,29 @@ void BucketFiller::clear_padding(size_t bucket, const at::Tensor& flat) const {
 void BucketFiller::start_ready() {
   while (next_ < fills_.size() && (!fills_[next_].is_active || fills_[next_].missing == 0)) {
     if (fills_[next_].is_active) {
-      start(next_);
+      start(fills_[next_]);
     }
     ++next_;
   }
 }
 
-void BucketFiller::start(size_t bucket) {
-  Fill& fill = fills_[bucket];
-  const comm::Group& group = parameters_->group();
+void BucketFiller::start(Fill& fill) {
+  const comm::Group& group = parts_[0]->group();
   if (!is_sharded()) {
-    started_.push_back({bucket,
-                        fill.flat,
-                        {},
-                        comm::all_reduce(group, fill.flat, comm::ReduceOp::kAvg, label(bucket))});
+    const bool is_cast = wire_dtype_of(fill) != fill.flat.scalar_type();
+    const at::Tensor wire = is_cast ? fill.flat.to(wire_dtype_of(fill)) : fill.flat;
+    auto work = comm::all_reduce(group, wire, comm::ReduceOp::kAvg, label(fill));
+    started_.push_back({&fill, fill.flat, is_cast ? wire : at::Tensor(), std::move(work)});
     return;
   }
-  clear_padding(bucket, fill.flat);
-  const at::Tensor own = parameters_->gradient_range(bucket);
-  const at::Tensor range = parameters_->has_gradients(bucket) ? at::empty_like(own) : own;
-  auto work = comm::reduce_scatter(group, range, fill.flat, comm::ReduceOp::kSum, label(bucket));
-  started_.push_back({bucket, std::exchange(fill.flat, at::Tensor()), range, std::move(work)});
+  clear_padding(layout_of(fill), fill.flat);
+  const at::Tensor own = part_of(fill).gradient_range(fill.bucket);
+  const bool adds = part_of(fill).has_gradients(fill.bucket);
+  const at::Tensor arrival = adds ? at::empty_like(own) : own;
+  auto work = comm::reduce_scatter(group, arrival, fill.flat, comm::ReduceOp::kSum, label(fill),
+                                   layout_of(fill).bounds);
+  started_.push_back({&fill, std::exchange(fill.flat, at::Tensor()), adds ? arrival : at::Tensor(),
+                      std::move(work)});
 }
 
 void BucketFiller::finish_oldest() {
@@ -184,43 +208,36 @@ void BucketFiller::finish_oldest() {
   started_.pop_front();
   started.work.wait();
   if (!is_sharded()) {
+    if (started.arrival.defined()) {
+      started.flat.copy_(started.arrival);
+    }
     return;
   }
-  const at::Tensor own = parameters_->gradient_range(started.bucket);
-  if (!started.range.is_same(own)) {
-    own.add_(started.range);
+  if (started.arrival.defined()) {
+    part_of(*started.fill).gradient_range(started.fill->bucket).add_(started.arrival);
   }
-  // All of the memory that flat was cut from.
-  pool_.push_back(at::empty({0}, own.options().dtype(at::kByte)).set_(started.flat.storage()));
+  pool_.give_back(started.flat);
 }
 
 void BucketFiller::finish() {
   const at::NoGradGuard no_grad;
-  if (is_idle_) {
-    begin();
-  }
   try {
+    if (is_idle_) {
+      begin();
+    }
     for (; next_ < fills_.size(); ++next_) {
       if (fills_[next_].is_active) {
-        put_missing(next_);
-        start(next_);
+        put_missing(fills_[next_]);
+        start(fills_[next_]);
       }
     }
-    const std::vector<bool> used = agree_on_used();
+    agree_on_used();
     while (!started_.empty()) {
       finish_oldest();
     }
-    for (size_t b = 0; b < fills_.size() && is_sharded(); ++b) {
-      if (fills_[b].is_active) {
-        parameters_->deliver(b, used);
-      }
-    }
-    for (size_t i = 0; i < used.size() && !is_sharded(); ++i) {
-      if (used[i]) {
-        const size_t bucket = parameters_->plan().bucket_of(i);
-        parameters_->parameters()[i].tensor.mutable_grad() =
-            parameters_->view_of(i, replicated_[bucket]);
-      }
+    deliver();
+    if (!is_order_known_) {
+      learn_order();
     }
   } catch (...) {
     reset();
@@ -229,19 +246,101 @@ void BucketFiller::finish() {
   reset();
 }
 
-std::vector<bool> BucketFiller::agree_on_used() {
-  // See Note [Unused parameters] in grad_reducer.h.
-  const at::Tensor flags = at::zeros({static_cast<int64_t>(is_used_.size())}, at::kByte);
-  auto* bytes = flags.mutable_data_ptr<uint8_t>();
-  std::copy(is_used_.begin(), is_used_.end(), bytes);
-  comm::all_reduce(parameters_->group(), flags, comm::ReduceOp::kMax, "used parameters").wait();
-  return std::vector<bool>(bytes, bytes + is_used_.size());
+void BucketFiller::deliver() {
+  for (const Fill& fill : fills_) {
+    if (!fill.is_active) {
+      continue;
+    }
+    if (is_sharded()) {
+      part_of(fill).deliver(fill.bucket, is_used_[fill.part]);
+      continue;
+    }
+    for (const Slot& slot : layout_of(fill).slots) {
+      if (is_used_[fill.part][slot.parameter]) {
+        part_of(fill).parameters()[slot.parameter].tensor.mutable_grad() =
+            part_of(fill).view_of(slot.parameter, fill.replicated);
+      }
+    }
+  }
 }
 
-std::string BucketFiller::label(size_t bucket) const {
-  const auto& slots = parameters_->plan().buckets()[bucket].slots;
-  const auto& names = parameters_->parameters();
-  return c10::str("gradients of bucket ", bucket, ": ", names[slots.front().parameter].name,
+void BucketFiller::agree_on_used() {
+  // See Note [Unused parameters] in grad_reducer.h.
+  int64_t count = 0;
+  for (const auto& used : is_used_) {
+    count += static_cast<int64_t>(used.size());
+  }
+  const at::Tensor flags = at::zeros({count}, at::kByte);
+  auto* const bytes = flags.mutable_data_ptr<uint8_t>();
+  auto* target = bytes;
+  for (const auto& used : is_used_) {
+    target = std::copy(used.begin(), used.end(), target);
+  }
+  comm::all_reduce(parts_[0]->group(), flags, comm::ReduceOp::kMax, "used parameters").wait();
+  const auto* source = bytes;
+  for (auto& used : is_used_) {
+    std::copy(source, source + used.size(), used.begin());
+    source += used.size();
+  }
+}
+
+void BucketFiller::learn_order() {
+  // See Note [Order of buckets] in grad_reducer.h. Rank 0's positions, from 1 on, and 0 for what
+  // did not come; then, for each part, whether any rank has state that depends on its plan.
+  std::vector<size_t> first(parts_.size() + 1);
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    first[p + 1] = first[p] + parts_[p]->parameters().size();
+  }
+  const auto total = static_cast<int64_t>(first.back() + parts_.size());
+  const at::Tensor words = at::zeros({total}, at::kLong);
+  auto* const positions = words.mutable_data_ptr<int64_t>();
+  if (parts_[0]->group().rank() == 0) {
+    for (size_t i = 0; i < arrivals_.size(); ++i) {
+      positions[first[arrivals_[i].part] + arrivals_[i].number] = static_cast<int64_t>(i) + 1;
+    }
+  }
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    positions[first.back() + p] = parts_[p]->is_settled() ? 1 : 0;
+  }
+  comm::all_reduce(parts_[0]->group(), words, comm::ReduceOp::kMax, "order of gradients").wait();
+  for (size_t i = 0; i < first.back(); ++i) {
+    if (positions[i] == 0) {
+      // After all that came, the last of them first.
+      positions[i] = static_cast<int64_t>(2 * first.back() - i);
+    }
+  }
+
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    std::vector<size_t> order(parts_[p]->parameters().size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return positions[first[p] + a] < positions[first[p] + b];
+    });
+    if (positions[first.back() + p] == 0 && order != parts_[p]->plan().order()) {
+      parts_[p]->reorder(order);
+    }
+  }
+  list_buckets();
+  // A bucket can start when the last of its gradients has come.
+  const auto last = [&](const Fill& fill) {
+    int64_t result = 0;
+    for (const Slot& slot : layout_of(fill).slots) {
+      result = std::max(result, positions[first[fill.part] + slot.parameter]);
+    }
+    return result;
+  };
+  std::stable_sort(fills_.begin(), fills_.end(),
+                   [&](const Fill& a, const Fill& b) { return last(a) < last(b); });
+  for (size_t place = 0; place < fills_.size(); ++place) {
+    places_[fills_[place].part][fills_[place].bucket] = place;
+  }
+  is_order_known_ = true;
+}
+
+std::string BucketFiller::label(const Fill& fill) const {
+  const auto& slots = layout_of(fill).slots;
+  const auto& names = part_of(fill).parameters();
+  return c10::str("gradients of bucket ", fill.bucket, ": ", names[slots.front().parameter].name,
                   slots.size() > 1 ? " to " + names[slots.back().parameter].name : "");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // One backward's view of the buckets: which gradients have come, and what is under way.
 
+#include "bucket_pool.h"
 #include <fairshard/shard/grad_reducer.h>
 
 #include <deque>
@@ -10,12 +11,18 @@
 
 namespace fairshard::shard {
 
+/// A parameter by its part and its number there.
+struct ParameterId {
+  size_t part;
+  size_t number;
+};
+
 class BucketFiller {
  public:
-  BucketFiller(std::shared_ptr<FlatParameters> parameters, const ReducerOptions& options);
+  BucketFiller(std::vector<std::shared_ptr<FlatParameters>> parts, const ReducerOptions& options);
 
   /// Takes a parameter's .grad into its bucket, and starts what is complete.
-  void take(size_t parameter);
+  void take(ParameterId id);
   /// Takes what .grad has besides, starts what is incomplete and waits for everything. After an
   /// exception the filler is as new.
   void finish();
@@ -24,44 +31,62 @@ class BucketFiller {
   bool is_idle() const { return is_idle_; }
 
  private:
+  /// A bucket of one of the parts.
   struct Fill {
-    at::Tensor flat;
-    std::vector<bool> is_taken;
+    size_t part;
+    size_t bucket;
+    at::Tensor flat{};
+    std::vector<bool> is_taken{};
     size_t missing = 0;
     bool is_active = false;
+    /// Where gradients lie that every rank has; kept from one backward to the next.
+    at::Tensor replicated{};
   };
   struct Started {
-    size_t bucket;
+    Fill* fill;
     at::Tensor flat;
-    /// Where the reduced range arrives; added to the rank's own if there is one from before.
-    at::Tensor range;
+    /// Where the reduced values arrive, if that is not their place yet.
+    at::Tensor arrival;
     comm::Work work;
   };
 
+  void list_buckets();
   void begin();
-  at::Tensor make_flat(size_t bucket);
-  void put(size_t parameter, Fill& fill);
-  void put_missing(size_t bucket);
-  void clear_padding(size_t bucket, const at::Tensor& flat) const;
+  void ensure_flat(Fill& fill);
+  void put(const Parameter& parameter, size_t number, Fill& fill);
+  void put_missing(Fill& fill);
   void start_ready();
-  void start(size_t bucket);
+  void start(Fill& fill);
   void finish_oldest();
-  std::vector<bool> agree_on_used();
-  std::string label(size_t bucket) const;
+  void deliver();
+  void agree_on_used();
+  void learn_order();
 
+  FlatParameters& part_of(const Fill& fill) const { return *parts_[fill.part]; }
+  const Bucket& layout_of(const Fill& fill) const {
+    return part_of(fill).plan().buckets()[fill.bucket];
+  }
+  at::ScalarType wire_dtype_of(const Fill& fill) const;
+  std::string label(const Fill& fill) const;
   bool is_sharded() const { return options_.mode() == GradientMode::kSharded; }
 
-  std::shared_ptr<FlatParameters> parameters_;
+  std::vector<std::shared_ptr<FlatParameters>> parts_;
   ReducerOptions options_;
   /// One over the number of ranks, as a number that does not change a tensor's dtype.
   at::Tensor scale_;
+  /// In the order in which they are started.
   std::vector<Fill> fills_;
-  std::vector<bool> is_used_;
+  /// For each part and bucket, its place in fills_.
+  std::vector<std::vector<size_t>> places_;
+  /// For each part and parameter, whether it had a gradient; in the end, on any rank.
+  std::vector<std::vector<bool>> is_used_;
+  /// Parameters as their gradients came, until the order is known.
+  std::vector<ParameterId> arrivals_;
+  bool is_order_known_ = false;
   /// The first bucket that has not been started.
   size_t next_ = 0;
   std::deque<Started> started_;
-  std::vector<at::Tensor> pool_;
-  std::vector<at::Tensor> replicated_;
+  BucketPool pool_;
   bool is_idle_ = true;
 };
 

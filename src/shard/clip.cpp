@@ -2,8 +2,9 @@
 #include <fairshard/shard/clip.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/maximum.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -12,66 +13,73 @@
 namespace fairshard::shard {
 namespace {
 
-/// The sum of the powers of all elements, or the largest if the norm is infinite, over all ranks.
-at::Tensor reduced_powers(const FlatParameters& parameters, double norm_type) {
-  at::Tensor total = at::zeros({}, at::kDouble);
-  for (const Slice& slice : parameters.slices()) {
-    const at::Tensor gradient = parameters.gradient_of(slice);
-    if (!gradient.defined()) {
-      continue;
+using Selects = std::function<bool(const at::Tensor&)>;
+
+/// This rank's part of the sum of the powers of all elements, or the largest if the norm is
+/// infinite.
+at::Tensor own_powers(const FlatParameters& part, double norm_type, const Selects& selects) {
+  std::vector<at::Tensor> gradients;
+  for (const Slice& slice : part.slices()) {
+    const at::Tensor gradient = part.gradient_of(slice);
+    if (gradient.defined() && selects(part.parameters()[slice.piece.parameter].tensor)) {
+      gradients.push_back(gradient);
     }
-    const at::Tensor norm =
-        at::linalg_vector_norm(gradient.to(at::kFloat), norm_type).to(at::kDouble);
-    total = total.to(norm.device());
-    total = std::isinf(norm_type) ? at::maximum(total, norm) : total + norm.pow(norm_type);
   }
-  // Ranks whose range is empty have their zero elsewhere; a collective wants one device.
-  const at::Tensor reduced = parameters.slices().empty() && !parameters.parameters().empty()
-                                 ? total.to(parameters.parameters()[0].tensor.device())
-                                 : total;
-  comm::all_reduce(parameters.group(), reduced,
-                   std::isinf(norm_type) ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
-                   "gradient norm")
-      .wait();
-  return reduced;
+  if (gradients.empty()) {
+    const bool is_empty = part.plan().buckets().empty();
+    return at::zeros({}, at::TensorOptions(at::kDouble)
+                             .device(is_empty ? at::kCPU : part.plan().buckets()[0].device));
+  }
+  const auto norms = at::_foreach_norm(gradients, norm_type, at::kFloat);
+  const at::Tensor all = at::stack(norms).to(at::kDouble);
+  return std::isinf(norm_type) ? all.max() : all.pow(norm_type).sum();
 }
 
-/// Delivered ranges and, where there are none, the whole .grad, which other ranks scale alike.
-void scale(FlatParameters& parameters, const at::Tensor& factor) {
-  const auto& buckets = parameters.plan().buckets();
-  for (size_t b = 0; b < buckets.size(); ++b) {
-    if (parameters.has_gradients(b)) {
-      parameters.gradient_range(b).mul_(factor);
-      continue;
+/// Delivered gradients and, where there are none, the whole .grad, which other ranks scale alike.
+void scale(const FlatParameters& part, const at::Tensor& factor, const Selects& selects) {
+  std::vector<at::Tensor> gradients;
+  for (const Slice& slice : part.slices()) {
+    const at::Tensor& tensor = part.parameters()[slice.piece.parameter].tensor;
+    const at::Tensor gradient = tensor.grad().defined() ? at::Tensor() : part.gradient_of(slice);
+    if (gradient.defined() && selects(tensor)) {
+      gradients.push_back(gradient);
     }
-    for (const Slot& slot : buckets[b].slots) {
-      at::Tensor gradient = parameters.parameters()[slot.parameter].tensor.grad();
-      if (gradient.defined()) {
-        gradient.mul_(factor);
-      }
+  }
+  for (const Parameter& parameter : part.parameters()) {
+    if (parameter.tensor.grad().defined() && selects(parameter.tensor)) {
+      gradients.push_back(parameter.tensor.grad());
     }
+  }
+  if (!gradients.empty()) {
+    at::_foreach_mul_(gradients, factor);
   }
 }
 
 }  // namespace
 
-at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& parameters,
-                          double max_norm, double norm_type) {
+at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& parts,
+                          double max_norm, double norm_type, const Selects& selects) {
   TORCH_CHECK_VALUE(norm_type > 0, "norm_type is ", norm_type, ", but must be above 0");
   TORCH_CHECK_VALUE(max_norm >= 0, "max_norm is ", max_norm, ", but must not be negative");
   const at::NoGradGuard no_grad;
-  at::Tensor total = at::zeros({}, at::kDouble);
-  for (const auto& part : parameters) {
-    const at::Tensor powers = reduced_powers(*part, norm_type);
-    total = total.to(powers.device());
-    total = std::isinf(norm_type) ? at::maximum(total, powers) : total + powers;
+  const Selects all = [](const at::Tensor&) { return true; };
+  std::vector<at::Tensor> powers;
+  for (const auto& part : parts) {
+    const at::Tensor own = own_powers(*part, norm_type, selects ? selects : all);
+    powers.push_back(powers.empty() ? own : own.to(powers[0].device()));
   }
+  const at::Tensor stacked = at::stack(powers);
+  at::Tensor total = std::isinf(norm_type) ? stacked.max() : stacked.sum();
+  comm::all_reduce(parts[0]->group(), total,
+                   std::isinf(norm_type) ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
+                   "gradient norm")
+      .wait();
   if (!std::isinf(norm_type)) {
     total = total.pow(1 / norm_type);
   }
   const at::Tensor factor = (max_norm / (total + 1e-6)).clamp_max(1.0);
-  for (const auto& part : parameters) {
-    scale(*part, factor);
+  for (const auto& part : parts) {
+    scale(*part, factor, selects ? selects : all);
   }
   return total.to(at::kFloat);
 }

@@ -4,9 +4,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -35,52 +39,207 @@ std::vector<Parameter> select(const std::vector<Parameter>& parameters) {
   return result;
 }
 
+/// Whether two plans differ at most in the order of parameters within their buckets.
+bool have_same_members(const ShardPlan& a, const ShardPlan& b) {
+  const auto members = [](const Bucket& bucket) {
+    std::set<size_t> result;
+    for (const Slot& slot : bucket.slots) {
+      result.insert(slot.parameter);
+    }
+    return result;
+  };
+  return std::equal(a.buckets().begin(), a.buckets().end(), b.buckets().begin(), b.buckets().end(),
+                    [&](const Bucket& x, const Bucket& y) { return members(x) == members(y); });
+}
+
+bool is_narrower(at::ScalarType a, at::ScalarType b) {
+  return c10::elementSize(a) < c10::elementSize(b);
+}
+
 }  // namespace
 
 FlatParameters::FlatParameters(comm::Group group, const std::vector<Parameter>& parameters,
-                               const PlanOptions& options)
+                               const FlatOptions& options)
     : group_(std::move(group)),
+      options_(options),
       parameters_((check_same_parameters(group_, parameters), select(parameters))),
-      plan_(parameters_, group_.size(), options),
-      gradient_ranges_(plan_.buckets().size()),
-      is_delivered_(plan_.buckets().size()),
-      has_gradient_(parameters_.size()) {
+      plan_(parameters_, group_.size(), options.plan()) {
+  allocate();
+  has_gradient_.assign(parameters_.size(), false);
+}
+
+/// Moves the parameters to where the plan has them.
+void FlatParameters::allocate() {
   const at::NoGradGuard no_grad;
-  for (const Bucket& bucket : plan_.buckets()) {
-    const auto options = at::TensorOptions(bucket.device).dtype(bucket.dtype);
-    buckets_.push_back(at::zeros({bucket.length}, options));
-    for (const Slot& slot : bucket.slots) {
-      at::Tensor& tensor = parameters_[slot.parameter].tensor;
-      const at::Tensor view = view_of(slot.parameter, buckets_.back());
-      view.copy_(tensor);
-      tensor.set_data(view);
-    }
+  const size_t count = plan_.buckets().size();
+  gradient_ranges_.assign(count, at::Tensor());
+  is_delivered_.assign(count, false);
+  gathers_ = std::vector<std::optional<Gather>>(count);
+  // What was there before is freed as soon as its last parameter has left it.
+  buckets_.assign(count, at::Tensor());
+  copies_.assign(count, at::Tensor());
+  for (size_t b = 0; b < count; ++b) {
+    adopt_bucket(b);
   }
-  for (const Piece& piece : plan_.pieces(group_.rank())) {
-    const int64_t start = group_.rank() * plan_.range_length(piece.bucket) + piece.offset;
-    slices_.push_back(
-        {piece, buckets_[piece.bucket].narrow(0, start, piece.end - piece.begin).detach()});
+  make_slices();
+}
+
+void FlatParameters::adopt_bucket(size_t b) {
+  const Bucket& bucket = plan_.buckets()[b];
+  const at::ScalarType dtype = parameters_[bucket.slots.front().parameter].tensor.scalar_type();
+  const auto options = at::TensorOptions(bucket.device).dtype(dtype);
+  const at::Tensor flat = at::zeros({bucket.length()}, options);
+  for (const Slot& slot : bucket.slots) {
+    at::Tensor& tensor = parameters_[slot.parameter].tensor;
+    const at::Tensor view = view_of(slot.parameter, flat);
+    view.copy_(tensor);
+    tensor.set_data(view);
+  }
+  buckets_[b] = flat;
+  if (!needs_copy(b)) {
+    copies_[b].reset();
+  } else if (!copies_[b].defined()) {
+    copies_[b] = own_range(b).to(dtype == at::kDouble ? dtype : at::kFloat, false, /*copy=*/true);
   }
 }
 
+bool FlatParameters::needs_copy(size_t bucket) const {
+  const at::ScalarType dtype = buckets_[bucket].scalar_type();
+  return (options_.master_weights() && is_narrower(dtype, at::kFloat)) ||
+         (options_.gather_dtype() && is_narrower(*options_.gather_dtype(), dtype));
+}
+
+void FlatParameters::make_slices() {
+  slices_ = slices_of(group_.rank());
+  for (Slice& slice : slices_) {
+    const at::Tensor& copy = copies_[slice.piece.bucket];
+    if (copy.defined()) {
+      const at::Tensor part = copy.narrow(0, slice.piece.offset, slice.piece.numel());
+      slice.values = part.as_strided(slice.values.sizes(), slice.values.strides()).detach();
+    }
+  }
+}
+
+std::vector<Slice> FlatParameters::slices_of(int rank) const {
+  std::vector<Slice> result;
+  for (const Piece& piece : plan_.pieces(rank)) {
+    const bool is_whole = options_.plan().partition() == Partition::kTensor;
+    const int64_t start = plan_.range_begin(piece.bucket, rank) + piece.offset;
+    const at::Tensor values = is_whole ? view_of(piece.parameter, buckets_[piece.bucket])
+                                       : buckets_[piece.bucket].narrow(0, start, piece.numel());
+    result.push_back({piece, values.detach()});
+  }
+  return result;
+}
+
+at::Tensor FlatParameters::own_range(size_t bucket) const {
+  const int rank = group_.rank();
+  return buckets_[bucket].narrow(0, plan_.range_begin(bucket, rank),
+                                 plan_.range_length(bucket, rank));
+}
+
 at::Tensor FlatParameters::view_of(size_t parameter, const at::Tensor& flat) const {
-  const Slot& slot = plan_.buckets()[plan_.bucket_of(parameter)].slots[plan_.slot_of(parameter)];
   const at::Tensor& tensor = parameters_[parameter].tensor;
   // Below autograd, so that it does not count as a view there: .grad may become one of these, and
   // zero_grad would refuse to detach a view in place.
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return flat.as_strided(tensor.sizes(), tensor.strides(), flat.storage_offset() + slot.offset);
+  return flat.as_strided(tensor.sizes(), tensor.strides(),
+                         flat.storage_offset() + plan_.slot_of(parameter).offset);
+}
+
+void FlatParameters::adopt_replaced() {
+  const at::NoGradGuard no_grad;
+  bool has_changed = false;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Bucket& bucket = plan_.buckets()[b];
+    const auto* const start = static_cast<const char*>(buckets_[b].const_data_ptr());
+    const size_t element = buckets_[b].element_size();
+    const Parameter& first = parameters_[bucket.slots.front().parameter];
+    bool is_in_place = true;
+    for (const Slot& slot : bucket.slots) {
+      const Parameter& parameter = parameters_[slot.parameter];
+      const at::Tensor& tensor = parameter.tensor;
+      is_in_place &= tensor.const_data_ptr() == start + slot.offset * element;
+      TORCH_CHECK(tensor.device() == bucket.device, "parameter '", parameter.name,
+                  "' was moved to ", tensor.device(), " after it had been sharded on ",
+                  bucket.device, ": move the module before the OSS is made");
+      TORCH_CHECK(tensor.numel() == slot.numel && tensor.is_non_overlapping_and_dense() &&
+                      tensor.is_floating_point(),
+                  "parameter '", parameter.name, "' was replaced by ", tensor.scalar_type(),
+                  tensor.sizes(), " after it had been sharded with ", slot.numel, " elements");
+      TORCH_CHECK(tensor.scalar_type() == first.tensor.scalar_type(), "parameter '", parameter.name,
+                  "' is ", tensor.scalar_type(), " now, but '", first.name,
+                  "', which shares a bucket with it, is ", first.tensor.scalar_type(),
+                  ": change the dtype of all parameters alike");
+    }
+    if (!is_in_place) {
+      wait_for_bucket(b);
+      adopt_bucket(b);
+      const at::ScalarType dtype = (copies_[b].defined() ? copies_[b] : buckets_[b]).scalar_type();
+      if (gradient_ranges_[b].defined()) {
+        gradient_ranges_[b] = gradient_ranges_[b].to(dtype);
+      }
+      has_changed = true;
+    }
+  }
+  if (has_changed) {
+    // The same tensors stay known to the optimizer.
+    const auto old = std::exchange(slices_, {});
+    make_slices();
+    for (size_t i = 0; i < old.size(); ++i) {
+      at::Tensor values = old[i].values;
+      values.set_data(slices_[i].values);
+      slices_[i].values = values;
+    }
+    ++revision_;
+  }
+}
+
+void FlatParameters::reorder(const std::vector<size_t>& order) {
+  TORCH_INTERNAL_ASSERT(!is_settled_);
+  const at::NoGradGuard no_grad;
+  ShardPlan new_plan(parameters_, group_.size(), options_.plan(), order);
+  if (have_same_members(plan_, new_plan)) {
+    return;
+  }
+  wait_for_values();
+  const ShardPlan old_plan = std::exchange(plan_, std::move(new_plan));
+  const auto old_ranges = gradient_ranges_;
+  const auto was_delivered = is_delivered_;
+  allocate();
+  // Gradients that have been delivered go to their new owners by way of all, a bucket at a time.
+  for (size_t b = 0; b < old_ranges.size(); ++b) {
+    if (!was_delivered[b]) {
+      continue;
+    }
+    const Bucket& bucket = old_plan.buckets()[b];
+    const at::Tensor whole = at::empty({bucket.length()}, old_ranges[b].options());
+    comm::all_gather(group_, whole, old_ranges[b], "gradients for the new order", bucket.bounds)
+        .wait();
+    for (const Slice& slice : slices_) {
+      const Piece& piece = slice.piece;
+      if (old_plan.bucket_of(piece.parameter) == b) {
+        gradient_range(piece.bucket)
+            .narrow(0, piece.offset, piece.numel())
+            .copy_(whole.narrow(0, old_plan.slot_of(piece.parameter).offset + piece.begin,
+                                piece.numel()));
+      }
+    }
+    for (const Slot& slot : bucket.slots) {
+      is_delivered_[plan_.bucket_of(slot.parameter)] = true;
+    }
+  }
+  ++revision_;
 }
 
 at::Tensor FlatParameters::gradient_range(size_t bucket) {
   at::Tensor& range = gradient_ranges_[bucket];
   if (!range.defined()) {
-    range = at::empty({plan_.range_length(bucket)}, buckets_[bucket].options());
+    const at::Tensor& like = copies_[bucket].defined() ? copies_[bucket] : buckets_[bucket];
+    range = at::zeros({plan_.range_length(bucket, group_.rank())}, like.options());
   }
   return range;
 }
-
-bool FlatParameters::has_gradients(size_t bucket) const { return is_delivered_[bucket]; }
 
 void FlatParameters::deliver(size_t bucket, const std::vector<bool>& has_gradient) {
   is_delivered_[bucket] = true;
@@ -103,16 +262,16 @@ void FlatParameters::begin_backward() {
 
 at::Tensor FlatParameters::gradient_of(const Slice& slice) const {
   const Piece& piece = slice.piece;
-  const int64_t length = piece.end - piece.begin;
-  if (is_delivered_[piece.bucket]) {
-    return has_gradient_[piece.parameter]
-               ? gradient_ranges_[piece.bucket].narrow(0, piece.offset, length)
-               : at::Tensor();
-  }
+  const auto shaped = [&](const at::Tensor& flat, int64_t offset) {
+    return flat
+        .as_strided(slice.values.sizes(), slice.values.strides(), flat.storage_offset() + offset)
+        .to(slice.values.scalar_type());
+  };
   const Parameter& parameter = parameters_[piece.parameter];
   const at::Tensor& gradient = parameter.tensor.grad();
   if (!gradient.defined()) {
-    return {};
+    const bool has_any = is_delivered_[piece.bucket] && has_gradient_[piece.parameter];
+    return has_any ? shaped(gradient_ranges_[piece.bucket], piece.offset) : at::Tensor();
   }
   TORCH_CHECK_TYPE(gradient.layout() == at::kStrided, "the gradient of parameter '", parameter.name,
                    "' is ", gradient.layout(), ", but only dense gradients can be sharded");
@@ -122,41 +281,66 @@ at::Tensor FlatParameters::gradient_of(const Slice& slice) const {
     in_order = at::empty_strided(gradient.sizes(), parameter.tensor.strides(), gradient.options());
     in_order.copy_(gradient);
   }
-  return in_order.as_strided({length}, {1}, in_order.storage_offset() + piece.begin);
+  return shaped(in_order, piece.begin);
 }
 
-void FlatParameters::start_gather() {
+void FlatParameters::before_step() {
   wait_for_values();
-  // The last buckets hold the first layers, which the next forward needs first.
-  for (size_t b = buckets_.size(); b-- > 0;) {
-    const int64_t length = plan_.range_length(b);
-    gathers_.push_back(comm::all_gather(group_, buckets_[b],
-                                        buckets_[b].narrow(0, group_.rank() * length, length),
-                                        c10::str("parameters of bucket ", b)));
-  }
-}
-
-void FlatParameters::wait_for_values() {
-  for (auto& work : std::exchange(gathers_, {})) {
-    work.wait();
-  }
-}
-
-void FlatParameters::check_in_place() const {
+  adopt_replaced();
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    const auto* start = static_cast<const char*>(buckets_[b].const_data_ptr());
-    for (const Slot& slot : plan_.buckets()[b].slots) {
-      const Parameter& parameter = parameters_[slot.parameter];
-      const char* expected = start + slot.offset * buckets_[b].element_size();
-      TORCH_CHECK(parameter.tensor.const_data_ptr() == expected, "parameter '", parameter.name,
-                  "' was moved or replaced after it had been sharded (now ",
-                  parameter.tensor.scalar_type(), " on ", parameter.tensor.device(),
-                  "): change dtype and device before the OSS is made");
+    if (copies_[b].defined()) {
+      // What is no longer the rounded copy was set by someone else, and rules.
+      const at::Tensor range = own_range(b);
+      const at::Tensor is_ours = range.eq(copies_[b].to(range.scalar_type()));
+      if (!is_ours.all().item<bool>()) {
+        copies_[b].copy_(at::where(is_ours, copies_[b], range.to(copies_[b].scalar_type())));
+      }
     }
   }
 }
 
+void FlatParameters::start_gather() {
+  const at::NoGradGuard no_grad;
+  wait_for_values();
+  // The last buckets hold the first layers, which the next forward needs first.
+  for (size_t b = buckets_.size(); b-- > 0;) {
+    const at::Tensor range = own_range(b);
+    const auto& dtype = options_.gather_dtype();
+    const bool is_narrow = dtype && is_narrower(*dtype, range.scalar_type());
+    if (copies_[b].defined()) {
+      range.copy_(is_narrow ? copies_[b].to(*dtype) : copies_[b]);
+    }
+    const at::Tensor target =
+        is_narrow ? at::empty(buckets_[b].sizes(), range.options().dtype(*dtype)) : buckets_[b];
+    auto work = comm::all_gather(group_, target, is_narrow ? range.to(*dtype) : range,
+                                 c10::str("parameters of bucket ", b), plan_.buckets()[b].bounds);
+    gathers_[b] = Gather{std::move(work), is_narrow ? target : at::Tensor()};
+  }
+}
+
+void FlatParameters::wait_for_bucket(size_t bucket) {
+  if (auto gather = std::exchange(gathers_[bucket], std::nullopt)) {
+    gather->work.wait();
+    if (gather->narrow.defined()) {
+      const at::NoGradGuard no_grad;
+      buckets_[bucket].copy_(gather->narrow);
+    }
+  }
+}
+
+void FlatParameters::wait_for_values() {
+  // In the order in which they were started.
+  for (size_t b = gathers_.size(); b-- > 0;) {
+    wait_for_bucket(b);
+  }
+}
+
+void FlatParameters::wait_for_value(size_t parameter) {
+  wait_for_bucket(plan_.bucket_of(parameter));
+}
+
 void FlatParameters::broadcast(int root) {
+  wait_for_values();
   std::vector<comm::Work> works;
   works.reserve(buckets_.size());
   for (size_t i = 0; i < buckets_.size(); ++i) {

@@ -17,32 +17,44 @@ using torch::autograd::variable_list;
 /// What the hooks hold on to, weakly: a reducer that is gone leaves hooks that do nothing.
 class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
  public:
-  Hooks(std::shared_ptr<FlatParameters> parameters, const ReducerOptions& options)
-      : parameters_(std::move(parameters)),
-        filler_(parameters_, options),
-        hooked_(parameters_->parameters().size()) {}
+  Hooks(std::vector<std::shared_ptr<FlatParameters>> parts, const ReducerOptions& options)
+      : parts_(std::move(parts)), filler_(parts_, options) {
+    for (size_t p = 0; p < parts_.size(); ++p) {
+      for (size_t i = 0; i < parts_[p]->parameters().size(); ++i) {
+        hooked_.push_back({.id = {p, i}});
+      }
+    }
+  }
 
   ~Hooks() {
-    for (const auto& hook : hooked_) {
-      if (hook.accumulator) {
-        hook.accumulator->del_post_hook(hook.key);
-      }
+    for (Hook& hook : hooked_) {
+      unhook(hook);
     }
   }
   Hooks(const Hooks&) = delete;
   Hooks& operator=(const Hooks&) = delete;
 
   void prepare() {
-    parameters_->wait_for_values();
-    parameters_->check_in_place();
+    for (const auto& part : parts_) {
+      part->adopt_replaced();
+    }
     if (!filler_.is_idle()) {
       filler_.reset();  // the last backward threw before its end
     }
-    for (size_t i = 0; i < hooked_.size(); ++i) {
-      const at::Tensor& tensor = parameters_->parameters()[i].tensor;
-      if (tensor.requires_grad() && !hooked_[i].accumulator) {
-        hooked_[i].accumulator = torch::autograd::impl::grad_accumulator(tensor);
-        hooked_[i].key = hooked_[i].accumulator->add_post_hook(make_hook(i));
+    for (Hook& hook : hooked_) {
+      const auto& [name, tensor, group] = parts_[hook.id.part]->parameters()[hook.id.number];
+      TORCH_CHECK(!tensor.grad().defined() || !tensor.grad().requires_grad(),
+                  "the gradient of parameter '", name,
+                  "' itself requires a gradient (create_graph), which cannot be reduced");
+      if (!tensor.requires_grad()) {
+        continue;
+      }
+      // A cast of the parameter's data brings it a new accumulator.
+      const Accumulator accumulator = torch::autograd::impl::grad_accumulator(tensor);
+      if (accumulator != hook.accumulator) {
+        unhook(hook);
+        hook.accumulator = accumulator;
+        hook.key = accumulator->add_post_hook(make_hook(hook.id));
       }
     }
   }
@@ -57,21 +69,29 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
 
   struct Hook {
-    Accumulator accumulator;
+    ParameterId id;
+    Accumulator accumulator{};
     uintptr_t key = 0;
   };
 
-  std::unique_ptr<torch::autograd::FunctionPostHook> make_hook(size_t parameter) {
+  static void unhook(Hook& hook) {
+    if (hook.accumulator) {
+      hook.accumulator->del_post_hook(hook.key);
+      hook.accumulator.reset();
+    }
+  }
+
+  std::unique_ptr<torch::autograd::FunctionPostHook> make_hook(ParameterId id) {
     return std::make_unique<torch::autograd::utils::LambdaPostHook>(
-        [self = weak_from_this(), parameter](const variable_list& outputs, const variable_list&) {
+        [self = weak_from_this(), id](const variable_list& outputs, const variable_list&) {
           if (const auto hooks = self.lock()) {
-            hooks->on_gradient(parameter);
+            hooks->on_gradient(id);
           }
           return outputs;
         });
   }
 
-  void on_gradient(size_t parameter) {
+  void on_gradient(ParameterId id) {
     const std::lock_guard lock(mutex);
     if (!is_sync) {
       return;
@@ -84,16 +104,17 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
         }
       });
     }
-    filler_.take(parameter);
+    filler_.take(id);
   }
 
-  std::shared_ptr<FlatParameters> parameters_;
+  std::vector<std::shared_ptr<FlatParameters>> parts_;
   BucketFiller filler_;
   std::vector<Hook> hooked_;
 };
 
-GradReducer::GradReducer(std::shared_ptr<FlatParameters> parameters, const ReducerOptions& options)
-    : hooks_(std::make_shared<Hooks>(std::move(parameters), options)) {
+GradReducer::GradReducer(std::vector<std::shared_ptr<FlatParameters>> parts,
+                         const ReducerOptions& options)
+    : hooks_(std::make_shared<Hooks>(std::move(parts), options)) {
   hooks_->prepare();
 }
 

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 namespace fairshard::shard {
 namespace {
 
-constexpr int64_t kAlignBytes = 64;
+/// Counted in elements and not in bytes, so that a plan outlives a change of dtype: 64 bytes of the
+/// narrowest dtype that is trained in.
+constexpr int64_t kAlignElements = 32;
 
 int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -22,45 +25,98 @@ auto kind_of(const Parameter& parameter) {
                     parameter.tensor.requires_grad());
 }
 
+std::vector<size_t> last_first(size_t count) {
+  std::vector<size_t> order(count);
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  return order;
+}
+
+/// Parameters for each bucket.
+std::vector<std::vector<size_t>> fill_buckets(const std::vector<Parameter>& parameters,
+                                              const std::vector<size_t>& order,
+                                              const PlanOptions& options) {
+  struct Open {
+    size_t bucket;
+    int64_t bytes;
+  };
+  std::vector<std::vector<size_t>> buckets;
+  std::map<decltype(kind_of(parameters[0])), Open> open;
+  for (const size_t i : order) {
+    const at::Tensor& tensor = parameters[i].tensor;
+    const auto bytes = static_cast<int64_t>(tensor.numel() * tensor.element_size());
+    const bool is_first = buckets.size() <= 1;
+    const int64_t limit = is_first ? std::min(options.first_bucket_bytes(), options.bucket_bytes())
+                                   : options.bucket_bytes();
+    auto found = open.find(kind_of(parameters[i]));
+    if (found == open.end() || found->second.bytes + bytes > limit) {
+      found = open.insert_or_assign(kind_of(parameters[i]), Open{buckets.size(), 0}).first;
+      buckets.emplace_back();
+    }
+    found->second.bytes += bytes;
+    buckets[found->second.bucket].push_back(i);
+  }
+  return buckets;
+}
+
+/// The owner of each parameter: the largest first, each to the rank that has least so far.
+std::vector<int> balance(const std::vector<Parameter>& parameters, int ranks) {
+  std::vector<size_t> by_size(parameters.size());
+  std::iota(by_size.begin(), by_size.end(), size_t{0});
+  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) {
+    return parameters[a].tensor.numel() > parameters[b].tensor.numel();
+  });
+  std::vector<int64_t> loads(ranks);
+  std::vector<int> owners(parameters.size());
+  for (const size_t i : by_size) {
+    const auto least = std::min_element(loads.begin(), loads.end());
+    *least += parameters[i].tensor.numel();
+    owners[i] = static_cast<int>(least - loads.begin());
+  }
+  return owners;
+}
+
 }  // namespace
 
 ShardPlan::ShardPlan(const std::vector<Parameter>& parameters, int ranks,
-                     const PlanOptions& options)
-    : ranks_(ranks), places_(parameters.size()) {
+                     const PlanOptions& options, std::vector<size_t> order)
+    : ranks_(ranks),
+      order_(order.empty() ? last_first(parameters.size()) : std::move(order)),
+      places_(parameters.size()) {
   TORCH_CHECK_VALUE(options.bucket_bytes() >= 0, "bucket_bytes is ", options.bucket_bytes(),
                     ", but must not be negative");
-  std::map<decltype(kind_of(parameters[0])), size_t> open;
-  for (size_t i = parameters.size(); i-- > 0;) {
-    const at::Tensor& tensor = parameters[i].tensor;
-    const auto align = kAlignBytes / tensor.element_size();
-    const bool is_first = buckets_.size() <= 1;
-    const int64_t limit = is_first ? std::min(options.first_bucket_bytes(), options.bucket_bytes())
-                                   : options.bucket_bytes();
-    const auto found = open.find(kind_of(parameters[i]));
-    const bool fits =
-        found != open.end() &&
-        (buckets_[found->second].length + tensor.numel()) * tensor.element_size() <= limit;
-    if (!fits) {
-      open[kind_of(parameters[i])] = buckets_.size();
-      buckets_.push_back({tensor.scalar_type(), tensor.device(), {}, 0});
+  const bool is_even = options.partition() == Partition::kEven;
+  const auto owners = is_even ? std::vector<int>() : balance(parameters, ranks);
+  for (auto& members : fill_buckets(parameters, order_, options)) {
+    if (!is_even) {
+      std::stable_sort(members.begin(), members.end(),
+                       [&](size_t a, size_t b) { return owners[a] < owners[b]; });
     }
-    const size_t index = open[kind_of(parameters[i])];
-    Bucket& bucket = buckets_[index];
-    places_[i] = {index, bucket.slots.size()};
-    bucket.slots.push_back({i, bucket.length, tensor.numel()});
-    bucket.length = round_up(bucket.length + tensor.numel(), align);
-  }
-  for (auto& bucket : buckets_) {
-    const auto align = kAlignBytes / static_cast<int64_t>(c10::elementSize(bucket.dtype));
-    bucket.length = round_up(bucket.length, align * ranks);
+    Bucket bucket{parameters[members.front()].tensor.device(), {}, {}};
+    int64_t end = 0;
+    for (const size_t i : members) {
+      if (!is_even) {
+        bucket.bounds.resize(owners[i] + 1, end);
+      }
+      places_[i] = {buckets_.size(), bucket.slots.size()};
+      bucket.slots.push_back({i, end, parameters[i].tensor.numel()});
+      end = round_up(end + parameters[i].tensor.numel(), kAlignElements);
+    }
+    bucket.bounds.resize(ranks + 1, end);
+    if (is_even) {
+      const int64_t length = round_up(end, kAlignElements * ranks) / ranks;
+      for (int rank = 0; rank <= ranks; ++rank) {
+        bucket.bounds[rank] = rank * length;
+      }
+    }
+    buckets_.push_back(std::move(bucket));
   }
 }
 
 std::vector<Piece> ShardPlan::pieces(int rank) const {
   std::vector<Piece> result;
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    const int64_t begin = rank * range_length(b);
-    const int64_t end = begin + range_length(b);
+    const int64_t begin = buckets_[b].bounds[rank];
+    const int64_t end = buckets_[b].bounds[rank + 1];
     for (const Slot& slot : buckets_[b].slots) {
       const int64_t from = std::max(slot.offset, begin);
       const int64_t to = std::min(slot.offset + slot.numel, end);

@@ -6,11 +6,17 @@
 #include <fairshard/comm/group.h>
 #include <fairshard/comm/work.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace fairshard::comm {
 
 enum class ReduceOp { kSum, kAvg, kMin, kMax };
+
+/// How a tensor is divided among N ranks: rank r has the elements from bounds[r] to bounds[r + 1].
+/// Empty: N equal parts.
+using Bounds = std::vector<int64_t>;
 
 // All functions here are collective: every rank of the group calls them, in the same order, with
 // tensors of the same size and dtype. Over Gloo a difference is found and named. They return at
@@ -30,13 +36,14 @@ Work broadcast(const Group& group, const at::Tensor& tensor, int root,
 /// `output` becomes the inputs of all ranks, one after another. `input` may be this rank's own part
 /// of `output`.
 Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                const std::string& label = "");
+                const std::string& label = "", const Bounds& bounds = {});
 
 /// `output` becomes this rank's part of the reduction of all inputs; an input has a part per rank.
-/// `output` may be this rank's own part of `input`. Over Gloo it may also be float32 while the
-/// input is float16 or bfloat16: low precision on the wire, full precision in the sum.
+/// `output` may be this rank's own part of `input`. It may also be float32 while the input is
+/// float16 or bfloat16: low precision on the wire, and over Gloo full precision in the sum.
 Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                    ReduceOp op = ReduceOp::kSum, const std::string& label = "");
+                    ReduceOp op = ReduceOp::kSum, const std::string& label = "",
+                    const Bounds& bounds = {});
 
 /// Returns when every rank has come here.
 void barrier(const Group& group, const std::string& label = "");

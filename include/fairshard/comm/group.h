@@ -31,7 +31,8 @@ struct Traffic {
   uint64_t collectives = 0;
 };
 
-/// Ranks that communicate: a shared handle on a c10d process group. Copies share one state.
+/// Ranks that communicate: a shared handle on a c10d process group. All Groups on one process group
+/// in a process share one state, so that their collectives are numbered together.
 ///
 /// Collectives of one group must be started in the same order on all of its ranks, and from one
 /// thread at a time. When one fails, the group is broken: every later call throws the first error.
@@ -43,7 +44,7 @@ class Group {
 
   int rank() const;
   int size() const;
-  std::chrono::milliseconds timeout() const;
+  std::chrono::milliseconds timeout() const { return timeout_; }
   Traffic traffic() const;
 
   /// The name of the c10d backend that moves tensors of this device type, for instance "gloo".
@@ -60,6 +61,7 @@ class Group {
   State& state() const { return *state_; }
 
  private:
+  std::chrono::milliseconds timeout_;
   std::shared_ptr<State> state_;
 };
 

@@ -7,10 +7,14 @@
 #include <fairshard/shard/grad_reducer.h>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -38,6 +42,13 @@ struct DataParallelOptions {
   /// For the replicated mode; otherwise the OSS has set it.
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
   TORCH_ARG(int, buckets_in_flight) = 2;
+  /// The dtype in which gradients travel, for instance at::kBFloat16. Sums are taken in float32
+  /// over Gloo.
+  TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype);
+  /// The module's forward calls wait_for() before each of its blocks, so that with
+  /// OssOptions::overlap_gather later blocks may still be on their way. A Sequential needs no such
+  /// help.
+  TORCH_ARG(bool, waits_by_block) = false;
 };
 
 /// What ShardedDataParallel does whatever its module is.
@@ -47,8 +58,8 @@ class DataParallelBase {
   /// it reduces the sum. Ends with its scope, also by an exception.
   class NoSync {
    public:
-    explicit NoSync(DataParallelBase& owner) : owner_(owner) { owner_.set_sync(false); }
-    ~NoSync() { owner_.set_sync(true); }
+    explicit NoSync(DataParallelBase& owner) : owner_(owner) { owner_.reducer_->set_sync(false); }
+    ~NoSync() { owner_.reducer_->set_sync(true); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
@@ -57,36 +68,70 @@ class DataParallelBase {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
+  /// Around a training loop of which ranks may do different numbers of rounds. A rank whose loop
+  /// has ended takes part in what the others do, with gradients of zero (averages are still taken
+  /// over all ranks), until all have ended: then the guard's end returns, with one model
+  /// everywhere. Steps, clipping and reductions may stand in the loop; other collectives may not.
+  class Join {
+   public:
+    explicit Join(DataParallelBase& owner);
+    /// May throw, as the collectives that it takes part in may.
+    ~Join() noexcept(false);
+    Join(const Join&) = delete;
+    Join& operator=(const Join&) = delete;
+
+   private:
+    DataParallelBase& owner_;
+    int exceptions_;
+  };
+  [[nodiscard]] Join join() { return Join(*this); }
+
   /// Drops all gradients, also those that were reduced. Local.
   void zero_grad(bool set_to_none = true);
+
+  /// Reduces what is in .grad now, for instance after no_sync(). Collective; blocks.
+  void reduce();
+
+  /// Returns when the parameters of a block are in place; see OssOptions::overlap_gather.
+  void wait_for(const torch::nn::Module& block);
 
  protected:
   DataParallelBase(comm::Group group, std::shared_ptr<torch::nn::Module> module,
                    const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                    const DataParallelOptions& options);
 
-  /// Everything that comes before a forward.
+  /// Everything that comes before a forward, but for the wait for parameters.
   void before_forward();
 
+  const DataParallelOptions& options() const { return options_; }
+
  private:
-  void set_sync(bool is_on);
-  void sync_buffers();
+  /// A parameter's place in one of the parts.
+  struct Place {
+    shard::FlatParameters* part;
+    size_t number;
+  };
+
+  void find_parts();
+  bool follow_others();
+  void sync_buffers(int root);
 
   comm::Group group_;
   std::shared_ptr<torch::nn::Module> module_;
+  std::vector<std::reference_wrapper<OssBase>> optimizers_;
   DataParallelOptions options_;
   std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
-  std::vector<std::unique_ptr<shard::GradReducer>> reducers_;
+  std::unordered_map<const c10::TensorImpl*, Place> places_;
+  std::unique_ptr<shard::GradReducer> reducer_;
 };
 
 /// Wraps a module holder (torch::nn::Sequential, or what TORCH_MODULE makes) and forwards to it.
 /// Construction is collective, and so is every backward; all ranks do the same number of them.
 ///
-///   fairshard::OSS<torch::optim::AdamW> optimizer(group, *model,
-///   torch::optim::AdamWOptions(1e-3)); fairshard::ShardedDataParallel parallel(group, model,
-///   optimizer); loss_of(parallel.forward(input)).backward();   // gradients are reduced when this
-///   returns optimizer.step();                              // parameters are in place when this
-///   returns
+///   OSS<AdamW> optimizer(group, *model, torch::optim::AdamWOptions(1e-3));
+///   ShardedDataParallel parallel(group, model, optimizer);
+///   loss_of(parallel.forward(input)).backward();  // returns with reduced gradients
+///   optimizer.step();                             // returns with all parameters in place
 template <typename Holder>
 class ShardedDataParallel : public DataParallelBase {
  public:
@@ -109,7 +154,14 @@ class ShardedDataParallel : public DataParallelBase {
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
-    return module_->forward(std::forward<Arguments>(arguments)...);
+    if constexpr (std::is_same_v<Holder, torch::nn::Sequential>) {
+      return forward_by_block(std::forward<Arguments>(arguments)...);
+    } else {
+      if (!options().waits_by_block()) {
+        wait_for(*module_);
+      }
+      return module_->forward(std::forward<Arguments>(arguments)...);
+    }
   }
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
@@ -120,6 +172,19 @@ class ShardedDataParallel : public DataParallelBase {
   auto* operator->() { return module_.get(); }
 
  private:
+  template <typename... Arguments>
+  at::Tensor forward_by_block(Arguments&&... arguments) {
+    TORCH_CHECK_VALUE(!module_->is_empty(), "ShardedDataParallel: the Sequential is empty");
+    auto block = module_->begin();
+    wait_for(*block->ptr());
+    auto value = block->any_forward(std::forward<Arguments>(arguments)...);
+    for (++block; block != module_->end(); ++block) {
+      wait_for(*block->ptr());
+      value = block->any_forward(std::move(value));
+    }
+    return value.template get<at::Tensor>();
+  }
+
   Holder module_;
 };
 

@@ -2,6 +2,7 @@
 // OSS: an optimizer whose state is sharded over ranks.
 
 #include <fairshard/comm/group.h>
+#include <fairshard/optim/element_wise.h>
 #include <fairshard/shard/clip.h>
 #include <fairshard/shard/flat_parameters.h>
 
@@ -9,6 +10,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,12 +18,22 @@
 namespace fairshard {
 
 struct OssOptions {
+  // Behaviour
+  /// Whether parameters are split between ranks or belong to one each. If not given, the class of
+  /// the base optimizer decides; see is_element_wise.
+  TORCH_ARG(std::optional<shard::Partition>, partition);
+  /// Step float16 and bfloat16 parameters in float32, on copies of what a rank owns.
+  TORCH_ARG(bool, master_weights) = false;
+
   // Performance
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
   /// step() returns while parameters are still being gathered; ShardedDataParallel's next forward
   /// waits for them. Whoever reads parameters in between calls wait_for_parameters() first.
   TORCH_ARG(bool, overlap_gather) = false;
+  /// The dtype in which parameters are gathered, for instance at::kBFloat16. All ranks then compute
+  /// with the rounded values, and each steps an exact copy of what it owns.
+  TORCH_ARG(std::optional<at::ScalarType>, gather_dtype);
 };
 
 /// What OSS does whatever its base optimizer is: parameters, gradients and gathering.
@@ -42,29 +54,50 @@ class OssBase : public torch::optim::Optimizer {
 
  protected:
   OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
-          const OssOptions& options);
+          const OssOptions& options, shard::Partition partition);
 
-  /// Lays out the parameters of groups and returns, per group, what this rank's optimizer steps.
-  std::vector<std::vector<at::Tensor>> take(
-      const std::vector<std::vector<std::pair<std::string, at::Tensor>>>& groups);
-  void show_gradients();
-  void hide_gradients();
-  void gather();
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// Lays out the parameters of new groups.
+  void take(const std::vector<NamedTensors>& groups);
+  /// Per group, what this rank's optimizer steps.
+  std::vector<std::vector<at::Tensor>> slices() const;
+  /// Whether slices() has changed since the last time that this was asked.
+  bool have_slices_changed();
+  /// Everything before and after the base optimizer's own step.
+  void before_step();
+  void after_step();
+  virtual bool has_state() const = 0;
 
  private:
+  friend class DataParallelBase;
+
+  void announce_step();
+  void share_learning_rates(int leader);
+
   comm::Group group_;
   OssOptions options_;
+  shard::Partition partition_;
   std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
+  /// Of each part, the number of its first group.
+  std::vector<size_t> first_groups_;
+  size_t groups_ = 0;
+  int seen_revision_ = 0;
+  /// Its number among the optimizers of a ShardedDataParallel.
+  int number_ = 0;
 };
 
-/// Wraps any element-wise torch::optim class (SGD, Adam, AdamW, RMSprop, Adagrad): every rank holds
-/// the state of, and steps, an equal share of all parameters, and gathers the rest. Results are
-/// those of the plain optimizer. Gradients come from ShardedDataParallel, or from .grad if they are
-/// the same on all ranks. param_groups() holds the whole parameters, and their options rule.
+/// Wraps any torch::optim class, or one of our own: every rank holds the state of, and steps, its
+/// share of all parameters, and gathers the rest. Results are those of the plain optimizer.
+/// Gradients come from ShardedDataParallel, or from .grad if they are the same on all ranks.
+/// param_groups() holds the whole parameters, and their options rule.
 ///
 /// Construction, add_param_group and step are collective over the group.
 template <typename Base>
 class OSS : public OssBase {
+  static_assert(!std::is_same_v<Base, torch::optim::LBFGS>,
+                "LBFGS looks at all parameters together, so that its state cannot be sharded");
+
  public:
   /// All parameters of a module, under their names there.
   template <typename Options>
@@ -86,9 +119,9 @@ class OSS : public OssBase {
 
   /// Shards one more group. Collective. A ShardedDataParallel made before does not know it yet.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
-    const auto slices = take({numbered(group.params(), param_groups().size())});
+    take({numbered(group.params(), param_groups().size())});
     Optimizer::add_param_group(group);
-    base_->add_param_group(with_options(slices[0], param_groups().back()));
+    base_->add_param_group({slices().back(), param_groups().back().options().clone()});
   }
 
   at::Tensor step(LossClosure closure = nullptr) override {
@@ -98,13 +131,16 @@ class OSS : public OssBase {
       loss = closure();
     }
     const at::NoGradGuard no_grad;
+    before_step();
+    const bool is_changed = have_slices_changed();
     for (size_t i = 0; i < param_groups().size(); ++i) {
       base_->param_groups()[i].set_options(param_groups()[i].options().clone());
+      if (is_changed) {
+        base_->param_groups()[i].params() = slices()[i];
+      }
     }
-    show_gradients();
     base_->step();
-    hide_gradients();
-    gather();
+    after_step();
     return loss;
   }
 
@@ -112,27 +148,24 @@ class OSS : public OssBase {
   Base& base() { return *base_; }
 
  private:
-  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   template <typename Options>
   OSS(const comm::Group& group, const std::vector<NamedTensors>& named, const Groups& groups,
       Options options, const OssOptions& oss_options)
-      : OssBase(group, std::make_unique<Options>(options), oss_options) {
-    const auto slices = take(named);
+      : OssBase(group, std::make_unique<Options>(options), oss_options,
+                is_element_wise<Base> ? shard::Partition::kEven : shard::Partition::kTensor) {
+    take(named);
     Groups sliced;
     for (size_t i = 0; i < named.size(); ++i) {
       Optimizer::add_param_group(
           groups.empty() ? torch::optim::OptimizerParamGroup(tensors(named[i])) : groups[i]);
-      sliced.push_back(with_options(slices[i], param_groups().back()));
+      sliced.emplace_back(slices()[i], param_groups().back().options().clone());
     }
     base_ = std::make_unique<Base>(std::move(sliced), std::move(options));
   }
 
-  static torch::optim::OptimizerParamGroup with_options(
-      const std::vector<at::Tensor>& slices, const torch::optim::OptimizerParamGroup& like) {
-    return {slices, like.options().clone()};
-  }
+  bool has_state() const override { return !base_->state().empty(); }
 
   static NamedTensors named(const torch::nn::Module& module) {
     NamedTensors result;

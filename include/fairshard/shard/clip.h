@@ -3,6 +3,7 @@
 
 #include <fairshard/shard/flat_parameters.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -10,8 +11,10 @@ namespace fairshard::shard {
 
 /// Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`, and
 /// returns the norm before that, as torch's clip_grad_norm_ does. `norm_type` is any positive
-/// number or infinity. Collective over the parameters' group; blocks.
-at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& parameters,
-                          double max_norm, double norm_type);
+/// number or infinity. With `selects`, only the parameters that it is true for count and are
+/// scaled; it says the same on all ranks. Collective over the parameters' group; blocks.
+at::Tensor clip_gradients(
+    const std::vector<std::shared_ptr<FlatParameters>>& parts, double max_norm, double norm_type,
+    const std::function<bool(const at::Tensor& parameter)>& selects = nullptr);
 
 }  // namespace fairshard::shard

@@ -3,15 +3,32 @@
 
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/group.h>
+#include <fairshard/shard/join.h>
 #include <fairshard/shard/plan.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace fairshard::shard {
 
-/// A part of a parameter that this rank owns: what an optimizer steps. `values` is a leaf that
-/// shares memory with the parameter.
+struct FlatOptions {
+  TORCH_ARG(PlanOptions, plan);
+
+  // Behaviour
+  /// Parameters in float16 and bfloat16 are stepped in float32: each rank keeps such a copy of what
+  /// it owns.
+  TORCH_ARG(bool, master_weights) = false;
+
+  // Performance
+  /// The dtype in which parameters are gathered. If it is narrower than their own, all ranks have
+  /// the rounded values, and each keeps an exact copy of what it owns.
+  TORCH_ARG(std::optional<at::ScalarType>, gather_dtype);
+};
+
+/// A part of a parameter that a rank owns: what an optimizer steps. `values` is a leaf; it shares
+/// memory with the parameter, or is an exact copy (see FlatOptions). It has the parameter's shape
+/// if it is all of it and the plan is one of whole tensors, and is flat otherwise.
 struct Slice {
   Piece piece;
   at::Tensor values;
@@ -26,23 +43,40 @@ class FlatParameters {
  public:
   /// Collective: checks that all ranks have the same parameters.
   FlatParameters(comm::Group group, const std::vector<Parameter>& parameters,
-                 const PlanOptions& options = {});
+                 const FlatOptions& options = {});
 
   const comm::Group& group() const { return group_; }
   const ShardPlan& plan() const { return plan_; }
   /// The parameters that are laid out, in the plan's numbering.
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Slice>& slices() const { return slices_; }
+  /// What another rank owns, as views of the parameters.
+  std::vector<Slice> slices_of(int rank) const;
   const at::Tensor& bucket(size_t index) const { return buckets_[index]; }
   void rename(size_t parameter, const std::string& name) { parameters_[parameter].name = name; }
-  /// Throws if a parameter no longer lies in its bucket, because it was moved or replaced.
-  void check_in_place() const;
   /// The part of `flat`, laid out like a bucket, that has a parameter's sizes and strides.
   at::Tensor view_of(size_t parameter, const at::Tensor& flat) const;
 
+  // The layout may change, at moments that are the same on all ranks.
+
+  /// Grows when `slices()` have other tensors (after reorder) or tensors of another dtype.
+  int revision() const { return revision_; }
+  /// Takes up parameters whose data was replaced since, for instance by a module's to(dtype).
+  /// Throws if one of them has another device or shape, or has left its bucket's dtype alone.
+  /// Local.
+  void adopt_replaced();
+  /// Plans anew for gradients that arrive in this order, if other buckets come of it. Collective;
+  /// blocks. Only until settle().
+  void reorder(const std::vector<size_t>& order);
+  /// Says that an optimizer has state for the slices.
+  void settle() { is_settled_ = true; }
+  bool is_settled() const { return is_settled_; }
+
+  // Gradients.
+
   /// This rank's range of a bucket's reduced gradients, for the reducer to fill.
   at::Tensor gradient_range(size_t bucket);
-  bool has_gradients(size_t bucket) const;
+  bool has_gradients(size_t bucket) const { return is_delivered_[bucket]; }
   /// Called by the reducer when a bucket's range has been filled or added to: which parameters had
   /// a gradient on any rank.
   void deliver(size_t bucket, const std::vector<bool>& has_gradient);
@@ -52,29 +86,54 @@ class FlatParameters {
   void mark_used() { is_used_ = true; }
   /// Called by the reducer before it delivers the first gradient of a backward.
   void begin_backward();
-
-  /// The gradient for a slice: what the reducer delivered, or else this part of the parameter's own
-  /// .grad (under torch's DDP, or set by hand), or an undefined tensor if there is none.
+  /// The gradient for a slice, or an undefined tensor if there is none: this part of the
+  /// parameter's own .grad (under torch's DDP, or set by hand), or else what the reducer delivered.
   at::Tensor gradient_of(const Slice& slice) const;
 
+  // Values.
+
+  /// To be called before the slices are stepped: exact copies follow parameters that were changed.
+  void before_step();
   /// Starts to bring every rank's ranges to all. Collective; does not block.
   void start_gather();
-  /// Returns when what start_gather() started is in place.
+  /// Returns when what start_gather() started is in place, for all parameters or one.
   void wait_for_values();
+  void wait_for_value(size_t parameter);
   /// Makes all ranks' values those of `root`. Collective; blocks.
   void broadcast(int root);
 
+  /// Set while ranks may run out of inputs; see Join.
+  std::shared_ptr<Join> join;
+
  private:
+  struct Gather {
+    comm::Work work;
+    /// What arrives, if it is not the bucket itself.
+    at::Tensor narrow;
+  };
+
+  void allocate();
+  void make_slices();
+  bool needs_copy(size_t bucket) const;
+  at::Tensor own_range(size_t bucket) const;
+  void adopt_bucket(size_t bucket);
+  void wait_for_bucket(size_t bucket);
+
   comm::Group group_;
+  FlatOptions options_;
   std::vector<Parameter> parameters_;
   ShardPlan plan_;
   std::vector<at::Tensor> buckets_;
+  /// Exact copies of this rank's ranges, where it needs them.
+  std::vector<at::Tensor> copies_;
   std::vector<Slice> slices_;
   std::vector<at::Tensor> gradient_ranges_;
   std::vector<bool> is_delivered_;
   std::vector<bool> has_gradient_;
+  std::vector<std::optional<Gather>> gathers_;
   bool is_used_ = false;
-  std::vector<comm::Work> gathers_;
+  bool is_settled_ = false;
+  int revision_ = 0;
 };
 
 }  // namespace fairshard::shard

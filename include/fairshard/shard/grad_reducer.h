@@ -4,6 +4,8 @@
 #include <fairshard/shard/flat_parameters.h>
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 namespace fairshard::shard {
 
@@ -22,6 +24,8 @@ struct ReducerOptions {
   // Performance
   /// How many buckets may be under way at once in the sharded mode. Each needs its own memory.
   TORCH_ARG(int, buckets_in_flight) = 2;
+  /// The dtype in which gradients travel, if not their own. Sums are taken in float32 over Gloo.
+  TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
 };
 
 /// Hooks on the parameters' gradients. A gradient that arrives is put into its bucket; a full
@@ -34,16 +38,21 @@ struct ReducerOptions {
 /// had a gradient anywhere. One that had none is left out of the step, as torch does it, instead of
 /// being stepped with zeros (which would decay its weights).
 ///
+/// Note [Order of buckets]: buckets are first filled with the last parameters first, which is how
+/// gradients arrive if layers run as they are registered. The first backward sees how they do
+/// arrive; when it ends, rank 0's order is everybody's, and the buckets are filled anew by it.
+///
 /// Hooks run on autograd's threads and need no Python lock. One backward at a time.
 class GradReducer {
  public:
-  GradReducer(std::shared_ptr<FlatParameters> parameters, const ReducerOptions& options = {});
+  /// All parts have one group, and are given in the same order on all ranks.
+  GradReducer(std::vector<std::shared_ptr<FlatParameters>> parts,
+              const ReducerOptions& options = {});
   ~GradReducer();
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  /// Call it before a forward: waits for parameters that are still being gathered, and follows
-  /// those that were frozen or unfrozen.
+  /// Call it before a forward: follows parameters that were replaced, frozen or unfrozen.
   void prepare();
 
   /// Reduces what is in .grad now, as the end of a backward would. Collective; blocks.

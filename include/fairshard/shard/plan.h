@@ -19,7 +19,17 @@ struct Parameter {
   int64_t group = 0;
 };
 
+enum class Partition {
+  /// Every rank owns an equal range of every bucket; a parameter may be split between ranks.
+  kEven,
+  /// Every parameter belongs to one rank; ranks get about the same number of elements.
+  kTensor,
+};
+
 struct PlanOptions {
+  // Behaviour
+  TORCH_ARG(Partition, partition) = Partition::kEven;
+
   // Performance
   /// How much a bucket holds before the next one is begun. 0: every parameter has its own.
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
@@ -34,13 +44,14 @@ struct Slot {
   int64_t numel;
 };
 
-/// Parameters that are communicated together, laid out one after another. Of `length` elements,
-/// rank r of N owns those from r * length / N to (r + 1) * length / N.
+/// Parameters that are communicated together, laid out one after another. Rank r owns the elements
+/// from bounds[r] to bounds[r + 1].
 struct Bucket {
-  at::ScalarType dtype;
   at::Device device;
   std::vector<Slot> slots;
-  int64_t length;
+  std::vector<int64_t> bounds;
+
+  int64_t length() const { return bounds.back(); }
 };
 
 /// A part of a parameter that one rank owns: the elements from begin to end (in the order of
@@ -51,23 +62,34 @@ struct Piece {
   int64_t begin;
   int64_t end;
   int64_t offset;
+
+  int64_t numel() const { return end - begin; }
 };
 
-/// Divides parameters evenly among ranks: buckets of one dtype, device, group and kind (trainable
-/// or frozen), in reverse order (that of gradients in backward); every rank owns an equal,
-/// contiguous range of every bucket, so a parameter may be split between ranks. Parameters and
-/// ranges start at multiples of 64 bytes: kernels keep their speed, and their results stay bit for
-/// bit those of separately allocated tensors. The same on all ranks for the same parameters. Local.
+/// Divides parameters among ranks: buckets of one dtype, device, group and kind (trainable or
+/// frozen), filled in the order in which gradients arrive. Parameters and ranges start at multiples
+/// of 64 bytes: kernels keep their speed, and their results stay bit for bit those of separately
+/// allocated tensors. The same on all ranks for the same parameters and order. Local.
 class ShardPlan {
  public:
-  ShardPlan(const std::vector<Parameter>& parameters, int ranks, const PlanOptions& options = {});
+  /// `order` lists all parameters as their gradients are expected; without it, the last comes
+  /// first.
+  ShardPlan(const std::vector<Parameter>& parameters, int ranks, const PlanOptions& options = {},
+            std::vector<size_t> order = {});
 
   int ranks() const { return ranks_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// The bucket and the slot in it that hold a parameter.
   size_t bucket_of(size_t parameter) const { return places_[parameter].bucket; }
-  size_t slot_of(size_t parameter) const { return places_[parameter].slot; }
-  int64_t range_length(size_t bucket) const { return buckets_[bucket].length / ranks_; }
+  const Slot& slot_of(size_t parameter) const {
+    return buckets_[bucket_of(parameter)].slots[places_[parameter].slot];
+  }
+  /// The order in which the buckets were filled.
+  const std::vector<size_t>& order() const { return order_; }
+  int64_t range_begin(size_t bucket, int rank) const { return buckets_[bucket].bounds[rank]; }
+  int64_t range_length(size_t bucket, int rank) const {
+    return buckets_[bucket].bounds[rank + 1] - buckets_[bucket].bounds[rank];
+  }
   /// What a rank owns, in the order of its ranges.
   std::vector<Piece> pieces(int rank) const;
 
@@ -78,6 +100,7 @@ class ShardPlan {
   };
 
   int ranks_;
+  std::vector<size_t> order_;
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;
 };

@@ -12,13 +12,19 @@ if TYPE_CHECKING:
     from fairshard.optim.oss import OSS
 
 
-def slices(oss: "OSS", rank: int) -> list[tuple[int, Any, int, Any]]:
-    """What ``rank`` owns: (number of the parameter group, part, number in the part, slice), in order."""
-    result = []
-    for part, first in zip(oss.parts, oss._first_groups, strict=True):
-        groups = [group for _, _, group in part.parameters]
-        result += [(first + groups[s.parameter], part, i, s) for i, s in enumerate(part.slices(rank))]
-    return result
+def follow_entries(base: torch.optim.Optimizer, entries: list) -> None:
+    """Gives the base optimizer the slices of a new layout; its states take up their dtype."""
+    for number, options in enumerate(base.param_groups):
+        values = [entry.values for entry in entries if entry.group == number]
+        if [id(v) for v in options["params"]] != [id(v) for v in values]:
+            if base.state:
+                raise RuntimeError("the layout has changed after the base optimizer got its state")
+            options["params"] = values
+    for values, state in base.state.items():
+        for key, value in state.items():
+            is_like_values = torch.is_tensor(value) and value.is_floating_point() and value.shape == values.shape
+            if is_like_values and key != "step":
+                state[key] = value.to(values.dtype)
 
 
 def _numbers(oss: "OSS") -> dict[torch.Tensor, int]:
@@ -41,47 +47,48 @@ def share_of(oss: "OSS", state_dict: dict) -> dict:
     if sizes[0] != sizes[1]:
         raise ValueError(f"the state dict has parameter groups of {sizes[0]} parameters, the optimizer of {sizes[1]}")
     numbers = _numbers(oss)
-    own = slices(oss, oss.group.rank)
+    left_out = ("params", "param_names")
+    state: dict[int, dict] = {}
+    groups = [{**copy.deepcopy({k: v for k, v in g.items() if k not in left_out}), "params": []} for g in theirs]
     # The base optimizer numbers its slices group by group.
-    own.sort(key=lambda entry: entry[0])
-    state, groups = {}, [{**copy.deepcopy({k: v for k, v in g.items() if k != "params"}), "params": []} for g in theirs]
-    for index, (group, part, _, piece) in enumerate(own):
-        groups[group].pop("param_names", None)
-        groups[group]["params"].append(index)
-        parameter = part.parameters[piece.parameter][1]
-        whole = state_dict["state"].get(numbers[parameter])
+    for index, entry in enumerate(sorted(oss.entries, key=lambda entry: entry.group)):
+        groups[entry.group]["params"].append(index)
+        whole = state_dict["state"].get(numbers[entry.parameter])
         if whole is not None:
-            state[index] = {key: _cut(value, parameter, piece) for key, value in whole.items()}
+            state[index] = {key: _cut(key, value, entry) for key, value in whole.items()}
     return {"state": state, "param_groups": groups}
 
 
-def _cut(value: Any, parameter: torch.Tensor, piece: Any) -> Any:
-    if torch.is_tensor(value) and value.shape == parameter.shape and value.dim() > 0:
-        return _in_memory_order(value, parameter)[piece.begin : piece.end].clone()
+def _cut(key: str, value: Any, entry: Any) -> Any:
+    parameter, piece = entry.parameter, entry.slice
+    if torch.is_tensor(value) and value.shape == parameter.shape and key != "step":
+        flat = _in_memory_order(value, parameter)[piece.begin : piece.end].clone()
+        return flat.as_strided(entry.values.shape, entry.values.stride())
     return copy.deepcopy(value)
 
 
 def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
     """The whole state, on ranks that are recipients. Collective; one bucket and key at a time."""
     numbers = _numbers(oss)
-    base_tensors = {(id(part), index): tensor for tensor, part, index in oss._base_tensors()}
     whole: dict[int, dict] = {}
     for part in oss.parts:
-        entries = part.slices(oss.group.rank)
-        states = [oss.optim.state.get(base_tensors[id(part), i], {}) for i in range(len(entries))]
+        parameters = [tensor for _, tensor, _ in part.parameters]
+        pieces = [part.slices_of(rank) for rank in range(oss.group.size)]
+        owned = [(entry, oss.optim.state.get(entry.values)) for entry in oss.entries if entry.part is part]
         for bucket in range(part.buckets):
-            own = [(s, state) for s, state in zip(entries, states, strict=True) if s.bucket == bucket and state]
+            own = [(entry, state) for entry, state in owned if state and entry.slice.bucket == bucket]
             kinds = _agree_on_kinds(oss.group, own)
-            found = _gather_scalars(oss.group, own, kinds)
-            parameters = {index: part.parameters[index][1] for index in found}
+            found = _gather_rest(oss.group, own, kinds)
             for index, values in found.items():
                 whole[numbers[parameters[index]]] = values
-            for key, kind in kinds.items():
-                if isinstance(kind, torch.dtype):
-                    gathered = _gather_key(oss.group, part, bucket, key, kind, own)
-                    if is_recipient:
-                        for index, value in _assemble(oss.group, part, bucket, gathered, parameters):
-                            whole[numbers[parameters[index]]][key] = value
+            for key, dtype in kinds.items():
+                if dtype is None:
+                    continue
+                gathered = _gather_key(oss.group, part, bucket, key, dtype, own)
+                if is_recipient:
+                    like = {index: parameters[index] for index in found}
+                    for index, value in _assemble(part.bounds(bucket), bucket, pieces, gathered, like).items():
+                        whole[numbers[parameters[index]]][key] = value
     if not is_recipient:
         return None
     groups, first = [], 0
@@ -90,10 +97,6 @@ def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
         groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
         first += len(indices)
     return {"state": dict(sorted(whole.items())), "param_groups": copy.deepcopy(groups)}
-
-
-def _is_per_element(value: Any, piece: Any) -> bool:
-    return torch.is_tensor(value) and value.dim() == 1 and value.numel() == piece.end - piece.begin
 
 
 def _exchange(group: comm.Group, value: Any) -> list:
@@ -105,12 +108,13 @@ def _exchange(group: comm.Group, value: Any) -> list:
     return result
 
 
-def _agree_on_kinds(group: comm.Group, own: list) -> dict[str, Any]:
-    """Which keys a bucket's state has: a dtype for tensors like the parameter, None for the rest."""
+def _agree_on_kinds(group: comm.Group, own: list) -> dict[str, torch.dtype | None]:
+    """Which keys a bucket's state has: a dtype for tensors like the slices, None for the rest."""
     mine: dict[str, Any] = {}
-    for piece, state in own:
+    for entry, state in own:
         for key, value in state.items():
-            mine.setdefault(key, value.dtype if _is_per_element(value, piece) and key != "step" else None)
+            is_like_values = torch.is_tensor(value) and value.shape == entry.values.shape
+            mine.setdefault(key, value.dtype if is_like_values and key != "step" else None)
     kinds: dict[str, Any] = {}
     for theirs in _exchange(group, mine):
         kinds.update(theirs)
@@ -119,35 +123,37 @@ def _agree_on_kinds(group: comm.Group, own: list) -> dict[str, Any]:
 
 def _gather_key(group: comm.Group, part: Any, bucket: int, key: str, dtype: torch.dtype, own: list) -> torch.Tensor:
     """All ranks' ranges of one bucket of one state, one after another."""
-    length = part.range_length(bucket)
-    values = torch.zeros(length, dtype=dtype, device=part.bucket(bucket).device)
-    for piece, state in own:
+    bounds = part.bounds(bucket)
+    device = part.bucket(bucket).device
+    values = torch.zeros(bounds[group.rank + 1] - bounds[group.rank], dtype=dtype, device=device)
+    for entry, state in own:
         if key in state:
-            values[piece.offset : piece.offset + piece.end - piece.begin] = state[key]
-    gathered = torch.empty(length * group.size, dtype=dtype, device=values.device)
-    comm.all_gather(group, gathered, values, f"optimizer state {key}").wait()
+            offset, length = entry.slice.offset, entry.slice.end - entry.slice.begin
+            values[offset : offset + length] = _in_memory_order(state[key], entry.values)
+    gathered = torch.empty(bounds[-1], dtype=dtype, device=device)
+    comm.all_gather(group, gathered, values, f"optimizer state {key}", bounds).wait()
     return gathered
 
 
-def _assemble(group: comm.Group, part: Any, bucket: int, gathered: torch.Tensor, parameters: dict) -> list:
+def _assemble(bounds: list[int], bucket: int, pieces: list, gathered: torch.Tensor, like: dict) -> dict:
     """The gathered values as whole tensors in host memory, for those parameters that have a state."""
     result = {
         index: torch.zeros_like(parameter, dtype=gathered.dtype, device="cpu", requires_grad=False)
-        for index, parameter in parameters.items()
+        for index, parameter in like.items()
     }
-    for rank in range(group.size):
-        for piece in part.slices(rank):
+    for start, owned in zip(bounds, pieces, strict=False):
+        for piece in owned:
             if piece.bucket == bucket and piece.parameter in result:
                 whole = result[piece.parameter]
-                start = rank * part.range_length(bucket) + piece.offset
                 flat = whole.as_strided((whole.numel(),), (1,), 0)
-                flat[piece.begin : piece.end] = gathered[start : start + piece.end - piece.begin]
-    return list(result.items())
+                begin = start + piece.offset
+                flat[piece.begin : piece.end] = gathered[begin : begin + piece.end - piece.begin]
+    return result
 
 
-def _gather_scalars(group: comm.Group, own: list, kinds: dict) -> dict[int, dict]:
-    """Which parameters have a state, with what is not per element (Adam's step) from the first rank that has it."""
-    mine = [(piece.parameter, {k: v for k, v in state.items() if kinds.get(k) is None}) for piece, state in own]
+def _gather_rest(group: comm.Group, own: list, kinds: dict) -> dict[int, dict]:
+    """Which parameters have a state, with what is not like the slices (Adam's step) from the first that has it."""
+    mine = [(entry.slice.parameter, {k: v for k, v in state.items() if kinds.get(k) is None}) for entry, state in own]
     found: dict[int, dict] = {}
     for theirs in _exchange(group, mine):
         for parameter, values in theirs:

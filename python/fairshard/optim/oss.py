@@ -1,8 +1,8 @@
-"""OSS: any element-wise torch optimizer, with its state sharded over ranks."""
+"""OSS: any torch optimizer, with its state sharded over ranks."""
 
-import warnings
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,24 +10,44 @@ import torch.distributed as dist
 from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.optim import _state
+from fairshard.optim._numbers import share_numbers
 
 __all__ = ["OSS"]
 
-#: torch's optimizers whose step treats every element by itself.
-_ELEMENT_WISE = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
-#: Optimizers that need whole tensors, which even ranges cannot give them.
-_WHOLE_TENSORS = {"Adafactor", "LBFGS", "LAMB", "LARS", "Lamb", "Muon", "SparseAdam"}
+#: Optimizers whose step treats every element by itself, so that slices train as whole tensors do.
+_ELEMENT_WISE = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
 
 #: Under this name a parameter knows its FlatParameters, so that a ShardedDataParallel finds it.
 PART_ATTRIBUTE = "_fairshard_part"
 
 
+class Entry(NamedTuple):
+    """A slice that this rank owns, with where it comes from."""
+
+    group: int
+    part: Any
+    slice: Any
+    parameter: torch.Tensor
+    values: torch.Tensor
+
+
 class OSS(torch.optim.Optimizer):
     """Shards the state of ``optim`` over the ranks of ``group``.
 
-    Every rank holds the state of, and steps, an equal contiguous share of all elements (a parameter may
-    be split between ranks), and then gathers the rest, so that after ``step()`` all ranks have all
-    parameters. Results are those of ``optim`` itself.
+    Every rank holds the state of, and steps, its share of all elements, and then gathers the rest, so
+    that after ``step()`` all ranks have all parameters. Results are those of ``optim`` itself.
 
     Gradients come from a :class:`~fairshard.nn.data_parallel.ShardedDataParallel`, or else from ``.grad``,
     which must then be the same on all ranks (as under torch's DistributedDataParallel).
@@ -40,12 +60,19 @@ class OSS(torch.optim.Optimizer):
         optim: the class of the optimizer that does the arithmetic.
         group: the process group (default: the world).
         broadcast_buffer_size: accepted for FairScale's sake; buckets are ``bucket_bytes`` large.
-        broadcast_fp16: not supported.
+        broadcast_fp16: the same as ``gather_dtype=torch.float16``.
         force_broadcast_object: accepted for FairScale's sake; no object is ever broadcast in a step.
+        partition: "even" (every rank owns an equal range of everything, parameters may be split),
+            "tensor" (whole tensors, balanced by size), or "auto": "even" for torch's own optimizers
+            that treat every element by itself, "tensor" for all others.
         bucket_bytes: how much is communicated together.
-        overlap_gather: ``step()`` returns while parameters are still being gathered, and the next
-            forward of the ShardedDataParallel waits for them. Whoever reads parameters in between
-            calls ``wait_for_parameters()`` first.
+        overlap_gather: ``step()`` returns while parameters are still being gathered, and the
+            ShardedDataParallel's next forward waits for them, module by module. Whoever reads
+            parameters in between calls ``wait_for_parameters()`` first.
+        master_weights: float16 and bfloat16 parameters are stepped in float32, on copies of what a
+            rank owns.
+        gather_dtype: the dtype in which parameters are gathered. All ranks then compute with the
+            rounded values, and each steps an exact copy of what it owns.
         **default: options of ``optim``.
     """
 
@@ -58,23 +85,31 @@ class OSS(torch.optim.Optimizer):
         broadcast_fp16: bool = False,
         force_broadcast_object: bool = False,
         *,
+        partition: str = "auto",
         bucket_bytes: int = 25 << 20,
         overlap_gather: bool = False,
+        master_weights: bool = False,
+        gather_dtype: torch.dtype | None = None,
         **default: Any,
     ) -> None:
-        if broadcast_fp16:
-            raise NotImplementedError("OSS: broadcast_fp16 is not supported")
-        _check_element_wise(optim)
         self._comm = comm.Group(group)
-        self._bucket_bytes = bucket_bytes
         self._overlap_gather = overlap_gather
+        self._layout = {
+            "bucket_bytes": bucket_bytes,
+            "whole_tensors": _needs_whole_tensors(optim, partition),
+            "master_weights": master_weights,
+            "gather_dtype": torch.float16 if broadcast_fp16 else gather_dtype,
+        }
         self._parts: list[_shard.FlatParameters] = []
         self._first_groups: list[int] = []  # of each part, the number of its first parameter group
+        self._entries: list[Entry] = []
+        self._revision = -1
         self._consolidated: dict | None = None
         self._base: torch.optim.Optimizer | None = None
+        self._join_number = 0
         super().__init__(params, default)
-        sliced = self._shard_groups(self.param_groups)
-        self._base = optim(sliced, **default)
+        self._shard_groups(self.param_groups)
+        self._base = optim(self._sliced_groups(self.param_groups), **default)
         self.defaults = self._base.defaults
         self._groups_from_base()
 
@@ -89,9 +124,25 @@ class OSS(torch.optim.Optimizer):
         return self._comm
 
     @property
+    def partition(self) -> str:
+        """How the parameters are shared out: "even" or "tensor"."""
+        return "tensor" if self._layout["whole_tensors"] else "even"
+
+    @property
+    def overlap_gather(self) -> bool:
+        """Whether ``step()`` returns before all parameters are in place."""
+        return self._overlap_gather
+
+    @property
     def parts(self) -> list[_shard.FlatParameters]:
         """The sharded parameters: those given at the start, and one entry for each group added later."""
         return self._parts
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What this rank owns, in the order of its memory."""
+        self._follow_layout()
+        return self._entries
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -100,21 +151,43 @@ class OSS(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.wait_for_parameters()
+        join = self._parts[0].join
+        if join is not None and not join.is_following:
+            said = join.announce(_shard.Join.Action.STEP, [self._join_number, 0, 0])
+            share_numbers(self._comm, self.param_groups, said.leader)
+        self._step_share(kwargs)
+        return loss
+
+    @torch.no_grad()
+    def _follow(self, said: Any) -> None:
+        """Does this rank's share of what others, which still have inputs, have announced."""
+        _, *details = said.details
+        if said.action == _shard.Join.Action.CLIP:
+            self.clip_grad_norm(*details)
+        else:
+            share_numbers(self._comm, self.param_groups, said.leader)
+            self._step_share({})
+
+    def _step_share(self, kwargs: dict) -> None:
+        for part in self._parts:
+            part.before_step()
         self._groups_to_base()
-        slices = self._show_gradients()
+        entries = self.entries
+        gradients = [gradient for part in self._parts for gradient in part.gradients()]
+        for entry, gradient in zip(entries, gradients, strict=True):
+            entry.values.grad = gradient
         try:
             self._base.step(**kwargs)
         finally:
-            for values in slices:
-                values.grad = None
+            for entry in entries:
+                entry.values.grad = None
         self._groups_from_base()
         for part in self._parts:
+            part.settle()
             part.mark_used()
             part.start_gather()
         if not self._overlap_gather:
             self.wait_for_parameters()
-        return loss
 
     def wait_for_parameters(self) -> None:
         """Returns when all parameters are in place; see ``overlap_gather``."""
@@ -131,7 +204,8 @@ class OSS(torch.optim.Optimizer):
         """Shards one more group. A ShardedDataParallel made before finds it at its next forward."""
         super().add_param_group(param_group)
         if self._base is not None:
-            self._base.add_param_group(self._shard_groups(self.param_groups[-1:])[0])
+            self._shard_groups(self.param_groups[-1:])
+            self._base.add_param_group(self._sliced_groups(self.param_groups)[-1])
             self._groups_from_base()
 
     @torch.no_grad()
@@ -141,10 +215,19 @@ class OSS(torch.optim.Optimizer):
         norm_type: float = 2.0,
         filter_params_fn: Callable[[list], Iterable] | None = None,
     ) -> torch.Tensor:
-        """Scales all gradients, over all ranks, to a norm of at most ``max_norm``; returns their norm."""
+        """Scales all gradients, over all ranks, to a norm of at most ``max_norm``; returns their norm.
+
+        ``filter_params_fn`` gets the list of all parameters and returns those that count and are scaled.
+        """
+        selected = None
         if filter_params_fn is not None:
-            raise NotImplementedError("OSS: clip_grad_norm with filter_params_fn is not supported")
-        return _shard.clip_gradients(self._parts, float(max_norm), float(norm_type))
+            selected = list(filter_params_fn([p for group in self.param_groups for p in group["params"]]))
+        join = self._parts[0].join
+        if join is not None and not join.is_following:
+            if selected is not None:
+                raise RuntimeError("OSS: clip_grad_norm with filter_params_fn cannot be used within join()")
+            join.announce(_shard.Join.Action.CLIP, [self._join_number, max_norm, norm_type])
+        return _shard.clip_gradients(self._parts, float(max_norm), float(norm_type), selected)
 
     def consolidate_state_dict(self, recipient_rank: int = 0) -> None:
         """Brings the state of all ranks together for ``state_dict()`` on one rank (-1: on all)."""
@@ -169,6 +252,8 @@ class OSS(torch.optim.Optimizer):
         """
         self._base.load_state_dict(_state.share_of(self, state_dict))
         self._groups_from_base()
+        for part in self._parts:
+            part.settle()
         self._consolidated = None
 
     def partition_parameters(self) -> list[list[dict]]:
@@ -176,16 +261,18 @@ class OSS(torch.optim.Optimizer):
         result = []
         for rank in range(self._comm.size):
             groups = [{**group, "params": []} for group in self.param_groups]
-            for number, _, _, part_slice in _state.slices(self, rank):
-                groups[number]["params"].append(part_slice.values)
+            for part, first in zip(self._parts, self._first_groups, strict=True):
+                numbers = [group for _, _, group in part.parameters]
+                for owned in part.slices_of(rank):
+                    groups[first + numbers[owned.parameter]]["params"].append(owned.values)
             result.append(groups)
         return result
 
     def refresh_trainable(self) -> None:
         """Does nothing: frozen and unfrozen parameters are followed by themselves."""
 
-    def _shard_groups(self, groups: list[dict]) -> list[dict]:
-        """Lays out the parameters of new groups; returns the groups with this rank's slices instead."""
+    def _shard_groups(self, groups: list[dict]) -> None:
+        """Lays out the parameters of new groups."""
         names, tensors, numbers = [], [], []
         first = len(self.param_groups) - len(groups)
         for number, group in enumerate(groups):
@@ -193,31 +280,36 @@ class OSS(torch.optim.Optimizer):
             names += own_names
             tensors += group["params"]
             numbers += [number] * len(group["params"])
-        part = _shard.FlatParameters(self._comm, names, tensors, numbers, self._bucket_bytes)
+        part = _shard.FlatParameters(self._comm, names, tensors, numbers, **self._layout)
+        part.optimizer = weakref.ref(self)
         self._parts.append(part)
         self._first_groups.append(first)
         for _, tensor, _ in part.parameters:
             setattr(tensor, PART_ATTRIBUTE, part)
+        self._revision = -1
+
+    def _sliced_groups(self, groups: list[dict]) -> list[dict]:
+        """The groups with this rank's slices in place of the parameters."""
         sliced = [{k: v for k, v in group.items() if k != "param_names"} | {"params": []} for group in groups]
-        for number, owner, _, piece in _state.slices(self, self._comm.rank):
-            if owner is part:
-                sliced[number - first]["params"].append(piece.values)
+        for entry in self.entries:
+            sliced[entry.group]["params"].append(entry.values)
         return sliced
 
-    def _show_gradients(self) -> list[torch.Tensor]:
-        """Gives the base optimizer's tensors their gradients."""
-        tensors = self._base_tensors()
-        gradients = {id(part): part.gradients() for part in self._parts}
-        for values, part, index in tensors:
-            values.grad = gradients[id(part)][index]
-        return [values for values, _, _ in tensors]
-
-    def _base_tensors(self) -> list[tuple[torch.Tensor, Any, int]]:
-        """The base optimizer's tensors, each with its part and its number among the part's slices."""
-        iterators = [iter(group["params"]) for group in self._base.param_groups]
-        return [
-            (next(iterators[number]), part, index) for number, part, index, _ in _state.slices(self, self._comm.rank)
-        ]
+    def _follow_layout(self) -> None:
+        """Lists what this rank owns, again if the layout has changed since: by a new group, by the order in
+        which gradients were seen to arrive, by another dtype."""
+        revision = sum(part.revision + 1 for part in self._parts)
+        if revision == self._revision:
+            return
+        self._revision = revision
+        self._entries = []
+        for part, first in zip(self._parts, self._first_groups, strict=True):
+            parameters = part.parameters
+            for owned in part.slices:
+                _, tensor, group = parameters[owned.parameter]
+                self._entries.append(Entry(first + group, part, owned, tensor, owned.values))
+        if self._base is not None:
+            _state.follow_entries(self._base, self._entries)
 
     def _groups_to_base(self) -> None:
         _copy_options(self.param_groups, self._base.param_groups)
@@ -231,13 +323,11 @@ def _copy_options(source: list[dict], target: list[dict]) -> None:
         b.update({key: value for key, value in a.items() if key not in ("params", "param_names")})
 
 
-def _check_element_wise(optim: type) -> None:
-    name = optim.__name__
-    if name in _WHOLE_TENSORS:
-        raise NotImplementedError(f"OSS: {name} needs whole tensors, but OSS gives it even slices of them")
-    if name not in _ELEMENT_WISE:
-        warnings.warn(
-            f"OSS takes {name} for an optimizer that treats every element by itself; one that looks at whole "
-            "tensors (their norms, say) would go wrong",
-            stacklevel=3,
-        )
+def _needs_whole_tensors(optim: type, partition: str) -> bool:
+    if partition not in ("auto", "even", "tensor"):
+        raise ValueError(f"OSS: partition is {partition!r}, but must be 'auto', 'even' or 'tensor'")
+    if issubclass(optim, torch.optim.LBFGS):
+        raise NotImplementedError("OSS: LBFGS looks at all parameters together, so that its state cannot be sharded")
+    if issubclass(optim, torch.optim.SparseAdam):
+        raise NotImplementedError("OSS: SparseAdam needs sparse gradients, which cannot be sharded")
+    return partition == "tensor" or (partition == "auto" and optim not in _ELEMENT_WISE)

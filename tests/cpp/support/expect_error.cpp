@@ -1,6 +1,7 @@
 #include "support/expect_error.h"
 
-#include <c10/util/Exception.h>
+#include <fairshard/comm/reason.h>
+
 #include <gtest/gtest.h>
 
 namespace fairshard::test {
@@ -8,10 +9,8 @@ namespace fairshard::test {
 std::string error_of(const std::function<void()>& fn) {
   try {
     fn();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return error.what();
+    return comm::reason_of(error);
   }
   return "";
 }

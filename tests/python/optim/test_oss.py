@@ -102,10 +102,8 @@ class _Counting(torch.optim.SGD):
 
 def _options(rank, world_size):
     model = mlp()
-    with pytest.warns(UserWarning, match="_Counting"):
-        optimizer = OSS(
-            [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[2].parameters()}], _Counting, lr=0.1
-        )
+    groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[2].parameters()}]
+    optimizer = OSS(groups, _Counting, partition="even", lr=0.1)
     optimizer.add_param_group({"params": model[4].parameters(), "lr": 0.2})
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.1, 0.2]
     parallel = ShardedDataParallel(model, optimizer)

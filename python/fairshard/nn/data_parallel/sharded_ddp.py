@@ -10,9 +10,12 @@ from torch import nn
 
 from fairshard import comm
 from fairshard._core import shard as _shard
+from fairshard.nn.data_parallel._block_waits import BlockWaits
 from fairshard.optim.oss import PART_ATTRIBUTE
 
 __all__ = ["ShardedDataParallel"]
+
+_Action = _shard.Join.Action
 
 
 class ShardedDataParallel(nn.Module):
@@ -34,10 +37,11 @@ class ShardedDataParallel(nn.Module):
         sync_models_at_startup: rank 0's parameters and buffers go to all ranks now.
         reduce_buffer_size: elements in a bucket where there is no OSS, which else decides it.
         auto_refresh_trainable: accepted; frozen and unfrozen parameters are always followed.
-        reduce_fp16: not supported.
+        reduce_fp16: the same as ``reduce_dtype=torch.float16``.
         warn_on_trainable_params_changed: accepted; changes cost nothing, so nothing is said.
         device_ids: accepted; the module stays where it is.
         mode: "gradients" (ZeRO-2) or "optimizer" (ZeRO-1: whole gradients in ``.grad``), with an OSS.
+        reduce_dtype: the dtype in which gradients travel. Sums are taken in float32 over Gloo.
     """
 
     def __init__(
@@ -54,10 +58,9 @@ class ShardedDataParallel(nn.Module):
         device_ids: Any = None,
         *,
         mode: str = "gradients",
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if reduce_fp16:
-            raise NotImplementedError("ShardedDataParallel: reduce_fp16 is not supported")
         if mode not in ("gradients", "optimizer"):
             raise ValueError(f"mode is {mode!r}, but must be 'gradients' or 'optimizer'")
         self.module = module
@@ -65,26 +68,31 @@ class ShardedDataParallel(nn.Module):
         self._broadcast_buffers = broadcast_buffers
         self._bucket_bytes = 4 * reduce_buffer_size
         self._mode = mode
-        self._reducers: dict[Any, _shard.GradReducer] = {}
+        self._reduce_dtype = torch.float16 if reduce_fp16 else reduce_dtype
+        self._named = list(module.named_parameters())
+        self._parts: list[_shard.FlatParameters] = []
         self._own_part: Any = None
+        self._reducer: Any = None
+        self._places: dict = {}
+        self._waits: BlockWaits | None = None
+        self._join: Any = None
         self._sync = True
-        if next(module.parameters(), None) is None:
+        if not self._named:
             raise ValueError(f"{type(module).__name__} has no parameters to train")
-        names, tensors = zip(*module.named_parameters(), strict=True)
+        names, tensors = zip(*self._named, strict=True)
         _shard.check_same_parameters(self._comm, names, tensors)
         if sync_models_at_startup:
-            self._broadcast([*tensors, *module.buffers()])
+            self._broadcast([*tensors, *module.buffers()], 0)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         self._find_parts()
-        for parameter in self.module.parameters():
-            if parameter.grad is not None and parameter.grad.requires_grad:
-                raise RuntimeError("a gradient that itself requires a gradient (create_graph) cannot be reduced")
-        for reducer in self._reducers.values():
-            reducer.prepare()
-        if self._broadcast_buffers and self.training and self._sync:
-            self.sync_buffers(blocking=True)
+        self._reducer.prepare()
+        if self._waits is None or not self._waits.assign(self._places):
+            self._wait_for_parameters()
+        if self._broadcast_buffers and self.training and self._sync and next(self.module.buffers(), None) is not None:
+            root = self._join.announce(_Action.FORWARD).leader if self._join is not None else 0
+            self._broadcast(list(self.module.buffers()), root)
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
@@ -97,33 +105,66 @@ class ShardedDataParallel(nn.Module):
         finally:
             self._set_sync(before)
 
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """Around a training loop of which ranks may do different numbers of rounds.
+
+        A rank whose loop has ended takes part in what the others do, with gradients of zero (averages are
+        still taken over all ranks), until all have ended; then all have one model. Steps, clipping and
+        reductions may stand in the loop; other collectives may not.
+        """
+        self._find_parts()
+        self._set_join(_shard.Join(self._comm))
+        try:
+            yield
+            while self._follow_others():
+                pass
+            leader = self._join.last_leader
+        finally:
+            self._set_join(None)
+        if leader >= 0:
+            self._broadcast(list(self.module.buffers()), leader)
+            if self._own_part is not None:  # ranks that joined early have not stepped since
+                self._own_part.broadcast(leader)
+
     def reduce(self) -> None:
         """Reduces what is in ``.grad`` now. Backward does this by itself, unless under ``no_sync``."""
         self._find_parts()
-        for reducer in self._reducers.values():
-            reducer.reduce()
+        self._reducer.reduce()
 
     def refresh_trainable(self) -> None:
         """Does nothing: frozen and unfrozen parameters are followed by themselves."""
 
     def sync_buffers(self, blocking: bool = False) -> None:
         """Makes all ranks' buffers those of rank 0. Always blocks."""
-        self._broadcast(list(self.module.buffers()))
+        self._broadcast(list(self.module.buffers()), 0)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Drops all gradients, also those that were reduced into this rank's share."""
         self.module.zero_grad(set_to_none)
-        for part in self._reducers:
+        for part in self._parts:
             part.clear_gradients()
+
+    def to(self, *arguments: Any, **kwargs: Any) -> "ShardedDataParallel":
+        """Changes the dtype, at any time. The device must stay what it is: move the module before it is wrapped."""
+        device, *_ = torch._C._nn._parse_to(*arguments, **kwargs)
+        current = self._named[0][1].device
+        if device is not None and (device.type, device.index or 0) != (current.type, current.index or 0):
+            raise RuntimeError(
+                f"ShardedDataParallel cannot move from {current} to {device}: the parameters are sharded where they "
+                "are. Move the module before it is wrapped"
+            )
+        self._wait_for_parameters()
+        return super().to(*arguments, **kwargs)
 
     def state_dict(self, *arguments: Any, **kwargs: Any) -> dict:
         """The module's own, under its own names."""
-        for part in self._reducers:
-            part.wait_for_values()
+        self._wait_for_parameters()
         return self.module.state_dict(*arguments, **kwargs)
 
     def load_state_dict(self, *arguments: Any, **kwargs: Any) -> Any:
         """The module's own."""
+        self._wait_for_parameters()
         return self.module.load_state_dict(*arguments, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -132,47 +173,85 @@ class ShardedDataParallel(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
+    def _wait_for_parameters(self) -> None:
+        for part in self._parts:
+            part.wait_for_values()
+
     def _set_sync(self, is_on: bool) -> None:
         self._sync = is_on
-        for reducer in self._reducers.values():
-            reducer.sync = is_on
+        if self._reducer is not None:
+            self._reducer.sync = is_on
+
+    def _set_join(self, join: Any) -> None:
+        self._join = join
+        for part in self._parts:
+            part.join = join
+        for number, optimizer in enumerate(self._optimizers()):
+            optimizer._join_number = number
+
+    def _optimizers(self) -> list:
+        """The OSS's of the parts, each once."""
+        found = [part.optimizer() for part in self._parts if part is not self._own_part]
+        return list({id(optimizer): optimizer for optimizer in found if optimizer is not None}.values())
+
+    def _follow_others(self) -> bool:
+        """Does this rank's share of what ranks that still have inputs do next. Returns whether there was anything."""
+        said = self._join.follow()
+        if said.action == _Action.NOTHING:
+            return False
+        if said.action == _Action.FORWARD:
+            self._broadcast(list(self.module.buffers()), said.leader)
+        elif said.action == _Action.REDUCE:
+            self._reducer.reduce()
+        else:
+            self._optimizers()[int(said.details[0])]._follow(said)
+        return True
 
     def _find_parts(self) -> None:
-        """Makes reducers for what the OSS has sharded since the last time, or for all if there is no OSS."""
-        parts, missing = {}, []
-        for name, parameter in self.module.named_parameters():
+        """Takes up what the OSS has sharded since the last time, or all parameters if there is no OSS."""
+        parts, missing = {}, None
+        for name, parameter in self._named:
             part = getattr(parameter, PART_ATTRIBUTE, None)
             if part is not None:
                 parts[part] = None
-            elif parameter.requires_grad and parameter.numel() > 0:
-                missing.append(name)
+            elif missing is None and parameter.requires_grad and parameter.numel() > 0:
+                missing = name
         if not parts:
             if self._own_part is None:
-                names, tensors = zip(*self.module.named_parameters(), strict=True)
+                names, tensors = zip(*self._named, strict=True)
                 self._own_part = _shard.FlatParameters(self._comm, names, tensors, [], self._bucket_bytes)
             parts = {self._own_part: None}
-        elif missing:
+        elif missing is not None:
             raise RuntimeError(
-                f"parameter '{missing[0]}' requires a gradient, but is in no OSS: give it to one or freeze it"
+                f"parameter '{missing}' requires a gradient, but is in no OSS: give it to one or freeze it"
             )
-        if parts.keys() != self._reducers.keys():
-            is_sharded = self._own_part is None and self._mode == "gradients"
-            self._reducers = {part: self._reducers.get(part) or _shard.GradReducer(part, is_sharded) for part in parts}
-            self._rename(parts)
-            self._set_sync(self._sync)
+        if list(parts) != self._parts:
+            self._take_up(list(parts))
 
-    def _rename(self, parts: dict) -> None:
-        """Errors name parameters as the module does."""
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
+    def _take_up(self, parts: list) -> None:
+        is_sharded = self._own_part not in parts and self._mode == "gradients"
+        self._own_part = None if self._own_part not in parts else self._own_part
+        self._parts = parts
+        self._reducer = _shard.GradReducer(parts, is_sharded, self._reduce_dtype)
+        self._reducer.sync = self._sync
+        # Errors name parameters as the module does.
+        names = {parameter: name for name, parameter in self._named}
+        places = {}
         for part in parts:
             for number, (_, tensor, _) in enumerate(part.parameters):
+                places[tensor] = part, number
                 if tensor in names:
                     part.rename(number, names[tensor])
+        self._places = places
+        if self._waits is not None:
+            self._waits.forget()
+        if self._waits is None and any(optimizer.overlap_gather for optimizer in self._optimizers()):
+            self._waits = BlockWaits(self.module)
 
     @torch.no_grad()
-    def _broadcast(self, tensors: list[torch.Tensor]) -> None:
+    def _broadcast(self, tensors: list[torch.Tensor], root: int) -> None:
         copies = [tensor.detach().contiguous() for tensor in tensors]
-        works = [comm.broadcast(self._comm, copy, 0) for copy in copies]
+        works = [comm.broadcast(self._comm, copy, root) for copy in copies]
         for tensor, copy, work in zip(tensors, copies, works, strict=True):
             work.wait()
             if copy.data_ptr() != tensor.data_ptr():

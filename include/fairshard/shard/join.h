@@ -1,0 +1,46 @@
+#pragma once
+// Lets ranks that have run out of inputs take part in what the others still do.
+
+#include <fairshard/comm/group.h>
+
+#include <array>
+#include <utility>
+
+namespace fairshard::shard {
+
+/// Before anything collective, a rank that still has inputs announces what it does; a rank that has
+/// joined asks what the others do, and does its share of it. All costs one small reduction each.
+class Join {
+ public:
+  enum class Action { kNothing, kForward, kReduce, kClip, kStep };
+
+  using Details = std::array<double, 3>;
+
+  struct Announcement {
+    Action action = Action::kNothing;
+    /// What a rank needs to know to do the same.
+    Details details{};
+    /// The lowest rank that still has inputs.
+    int leader = 0;
+  };
+
+  explicit Join(comm::Group group) : group_(std::move(group)) {}
+
+  /// For ranks that still have inputs. Collective with the others' announce() and follow().
+  Announcement announce(Action action, const Details& details = {});
+  /// For ranks that have none left: what the others are about to do; nothing, when all have joined.
+  Announcement follow();
+  /// Whether this rank follows; then it has nothing to announce.
+  bool is_following() const { return is_following_; }
+  /// The leader of the last thing that was done, or -1 if there was none.
+  int last_leader() const { return last_leader_; }
+
+ private:
+  Announcement exchange(const Announcement& own);
+
+  comm::Group group_;
+  bool is_following_ = false;
+  int last_leader_ = -1;
+};
+
+}  // namespace fairshard::shard
