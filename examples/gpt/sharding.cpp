@@ -9,7 +9,7 @@ namespace {
 
 using fairshard::DataParallelMode;
 using fairshard::OssBase;
-using torch::optim::AdamW;
+using fairshard::AdamW;
 using ShardedAdamW = fairshard::OSS<AdamW>;
 
 /// The library's default would hold most of so small a model in one bucket. A larger parameter has
@@ -57,8 +57,8 @@ uint64_t gradient_range_bytes(const OssBase& optimizer) {
 uint64_t state_bytes(AdamW& optimizer) {
   uint64_t bytes = 0;
   for (const auto& entry : optimizer.state()) {
-    const auto& state = static_cast<const torch::optim::AdamWParamState&>(*entry.second);
-    bytes += state.exp_avg().nbytes() + state.exp_avg_sq().nbytes();
+    const auto& state = static_cast<const fairshard::FusedState&>(*entry.second);
+    bytes += state.average.nbytes() + state.square_average.nbytes();
   }
   return bytes;
 }

@@ -5,6 +5,7 @@
 #include "gpt/report.h"
 #include <fairshard/comm/group.h>
 #include <fairshard/nn/sharded_data_parallel.h>
+#include <fairshard/optim/fused.h>
 #include <fairshard/optim/oss.h>
 
 #include <torch/optim/adamw.h>
@@ -35,8 +36,8 @@ class ShardedGpt {
  private:
   fairshard::DataParallelMode mode_;
   /// One of the two, by the mode; the other is null.
-  std::unique_ptr<torch::optim::AdamW> whole_;
-  std::unique_ptr<fairshard::OSS<torch::optim::AdamW>> sharded_;
+  std::unique_ptr<fairshard::AdamW> whole_;
+  std::unique_ptr<fairshard::OSS<fairshard::AdamW>> sharded_;
   fairshard::ShardedDataParallel<Gpt> parallel_;
 };
 

@@ -5,5 +5,6 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "fairshard's C++ core";
   module.attr("torch_version") = FAIRSHARD_BUILT_WITH_TORCH;
   fairshard::python::init_comm(module);
+  fairshard::python::init_scale(module);
   fairshard::python::init_shard(module);
 }

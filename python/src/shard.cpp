@@ -121,6 +121,9 @@ void init_shard(py::module_& module) {
       .def_property_readonly("slices", &FlatParameters::slices, "What this rank owns.")
       .def("slices_of", &FlatParameters::slices_of, py::arg("rank"))
       .def("gradients", &gradients_of, "The gradient of each of this rank's slices, or None.")
+      .def("gradient_memory", &FlatParameters::gradient_memory,
+           "All memory that gradients of this rank lie in.")
+      .def_readwrite("scaled_by", &FlatParameters::scaled_by)
       .def_property_readonly(
           "buckets", [](const FlatParameters& flat) { return flat.plan().buckets().size(); })
       .def("bucket", &FlatParameters::bucket)

@@ -1,5 +1,7 @@
 #include "bucket_filler.h"
 
+#include <fairshard/scale/scaled_backward.h>
+
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -91,6 +93,7 @@ void BucketFiller::begin() {
     is_used_.emplace_back(part->parameters().size());
     if (is_sharded()) {
       part->begin_backward();
+      part->scaled_by = scale::scaler_of_backward();
     }
   }
   for (Fill& fill : fills_) {

@@ -21,7 +21,8 @@ at::Tensor own_powers(const FlatParameters& part, double norm_type, const Select
   std::vector<at::Tensor> gradients;
   for (const Slice& slice : part.slices()) {
     const at::Tensor gradient = part.gradient_of(slice);
-    if (gradient.defined() && selects(part.parameters()[slice.piece.parameter].tensor)) {
+    const at::Tensor& parameter = part.parameters()[slice.piece.parameter].tensor;
+    if (gradient.defined() && (!selects || selects(parameter))) {
       gradients.push_back(gradient);
     }
   }
@@ -36,7 +37,7 @@ at::Tensor own_powers(const FlatParameters& part, double norm_type, const Select
 }
 
 /// Delivered gradients and, where there are none, the whole .grad, which other ranks scale alike.
-void scale(const FlatParameters& part, const at::Tensor& factor, const Selects& selects) {
+std::vector<at::Tensor> selected_gradients(const FlatParameters& part, const Selects& selects) {
   std::vector<at::Tensor> gradients;
   for (const Slice& slice : part.slices()) {
     const at::Tensor& tensor = part.parameters()[slice.piece.parameter].tensor;
@@ -50,9 +51,7 @@ void scale(const FlatParameters& part, const at::Tensor& factor, const Selects& 
       gradients.push_back(parameter.tensor.grad());
     }
   }
-  if (!gradients.empty()) {
-    at::_foreach_mul_(gradients, factor);
-  }
+  return gradients;
 }
 
 }  // namespace
@@ -62,10 +61,9 @@ at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& pa
   TORCH_CHECK_VALUE(norm_type > 0, "norm_type is ", norm_type, ", but must be above 0");
   TORCH_CHECK_VALUE(max_norm >= 0, "max_norm is ", max_norm, ", but must not be negative");
   const at::NoGradGuard no_grad;
-  const Selects all = [](const at::Tensor&) { return true; };
   std::vector<at::Tensor> powers;
   for (const auto& part : parts) {
-    const at::Tensor own = own_powers(*part, norm_type, selects ? selects : all);
+    const at::Tensor own = own_powers(*part, norm_type, selects);
     powers.push_back(powers.empty() ? own : own.to(powers[0].device()));
   }
   const at::Tensor stacked = at::stack(powers);
@@ -79,7 +77,10 @@ at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& pa
   }
   const at::Tensor factor = (max_norm / (total + 1e-6)).clamp_max(1.0);
   for (const auto& part : parts) {
-    scale(*part, factor, selects ? selects : all);
+    const auto gradients = selects ? selected_gradients(*part, selects) : part->gradient_memory();
+    if (!gradients.empty()) {
+      at::_foreach_mul_(gradients, factor);
+    }
   }
   return total.to(at::kFloat);
 }

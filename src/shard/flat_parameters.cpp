@@ -106,7 +106,7 @@ void FlatParameters::adopt_bucket(size_t b) {
 bool FlatParameters::needs_copy(size_t bucket) const {
   const at::ScalarType dtype = buckets_[bucket].scalar_type();
   return (options_.master_weights() && is_narrower(dtype, at::kFloat)) ||
-         (options_.gather_dtype() && is_narrower(*options_.gather_dtype(), dtype));
+         gather_dtype(bucket) != dtype;
 }
 
 void FlatParameters::make_slices() {
@@ -252,6 +252,22 @@ void FlatParameters::clear_gradients() {
   is_delivered_.assign(is_delivered_.size(), false);
   has_gradient_.assign(has_gradient_.size(), false);
   is_used_ = false;
+  scaled_by = 0;
+}
+
+std::vector<at::Tensor> FlatParameters::gradient_memory() const {
+  std::vector<at::Tensor> result;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (is_delivered_[b] && gradient_ranges_[b].numel() > 0) {
+      result.push_back(gradient_ranges_[b]);
+    }
+  }
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.tensor.grad().defined()) {
+      result.push_back(parameter.tensor.grad());
+    }
+  }
+  return result;
 }
 
 void FlatParameters::begin_backward() {
@@ -284,6 +300,17 @@ at::Tensor FlatParameters::gradient_of(const Slice& slice) const {
   return shaped(in_order, piece.begin);
 }
 
+at::ScalarType FlatParameters::gather_dtype(size_t bucket) const {
+  const at::ScalarType own = buckets_[bucket].scalar_type();
+  const auto& wanted = options_.gather_dtype();
+  return wanted && is_narrower(*wanted, own) ? *wanted : own;
+}
+
+/// This rank's exact values as all ranks see them.
+at::Tensor FlatParameters::published_values(size_t bucket) const {
+  return copies_[bucket].to(gather_dtype(bucket)).to(buckets_[bucket].scalar_type());
+}
+
 void FlatParameters::before_step() {
   wait_for_values();
   adopt_replaced();
@@ -291,7 +318,7 @@ void FlatParameters::before_step() {
     if (copies_[b].defined()) {
       // What is no longer the rounded copy was set by someone else, and rules.
       const at::Tensor range = own_range(b);
-      const at::Tensor is_ours = range.eq(copies_[b].to(range.scalar_type()));
+      const at::Tensor is_ours = range.eq(published_values(b));
       if (!is_ours.all().item<bool>()) {
         copies_[b].copy_(at::where(is_ours, copies_[b], range.to(copies_[b].scalar_type())));
       }
@@ -305,14 +332,14 @@ void FlatParameters::start_gather() {
   // The last buckets hold the first layers, which the next forward needs first.
   for (size_t b = buckets_.size(); b-- > 0;) {
     const at::Tensor range = own_range(b);
-    const auto& dtype = options_.gather_dtype();
-    const bool is_narrow = dtype && is_narrower(*dtype, range.scalar_type());
     if (copies_[b].defined()) {
-      range.copy_(is_narrow ? copies_[b].to(*dtype) : copies_[b]);
+      range.copy_(published_values(b));
     }
+    const auto dtype = gather_dtype(b);
+    const bool is_narrow = dtype != range.scalar_type();
     const at::Tensor target =
-        is_narrow ? at::empty(buckets_[b].sizes(), range.options().dtype(*dtype)) : buckets_[b];
-    auto work = comm::all_gather(group_, target, is_narrow ? range.to(*dtype) : range,
+        is_narrow ? at::empty(buckets_[b].sizes(), range.options().dtype(dtype)) : buckets_[b];
+    auto work = comm::all_gather(group_, target, range.to(dtype),
                                  c10::str("parameters of bucket ", b), plan_.buckets()[b].bounds);
     gathers_[b] = Gather{std::move(work), is_narrow ? target : at::Tensor()};
   }

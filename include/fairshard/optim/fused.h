@@ -4,11 +4,24 @@
 
 #include <fairshard/optim/element_wise.h>
 
+#include <torch/optim/serialize.h>
+
 #include <memory>
 #include <utility>
 #include <vector>
 
 namespace fairshard {
+
+/// The state of one tensor, for Adam and AdamW, and (`average` alone) for SGD with momentum.
+struct FusedState : torch::optim::OptimizerCloneableParamState<FusedState> {
+  at::Tensor step;
+  at::Tensor average;
+  at::Tensor square_average;
+  at::Tensor largest_square_average;
+
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
 
 namespace detail {
 
@@ -33,6 +46,13 @@ class FusedOptimizerOf : public FusedOptimizer {
       : FusedOptimizer(groups, std::make_unique<Options>(defaults)) {}
   explicit FusedOptimizerOf(const std::vector<at::Tensor>& parameters, const Options& defaults = {})
       : FusedOptimizerOf(Groups{torch::optim::OptimizerParamGroup(parameters)}, defaults) {}
+
+  void save(torch::serialize::OutputArchive& archive) const override {
+    torch::optim::serialize<FusedState, Options>(archive, *this);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    torch::optim::serialize<FusedState, Options>(archive, *this);
+  }
 };
 
 }  // namespace detail
@@ -67,16 +87,5 @@ template <>
 inline constexpr bool is_element_wise<Adam> = true;
 template <>
 inline constexpr bool is_element_wise<SGD> = true;
-
-/// The state of one tensor, for Adam and AdamW, and (`average` alone) for SGD with momentum.
-struct FusedState : torch::optim::OptimizerCloneableParamState<FusedState> {
-  at::Tensor step;
-  at::Tensor average;
-  at::Tensor square_average;
-  at::Tensor largest_square_average;
-
-  void serialize(torch::serialize::InputArchive& archive) override;
-  void serialize(torch::serialize::OutputArchive& archive) const override;
-};
 
 }  // namespace fairshard

@@ -1,5 +1,6 @@
 """Optimizers whose state is sharded over ranks."""
 
+from fairshard.optim.grad_scaler import ShardedGradScaler
 from fairshard.optim.oss import OSS
 
-__all__ = ["OSS"]
+__all__ = ["OSS", "ShardedGradScaler"]

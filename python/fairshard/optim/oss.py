@@ -11,6 +11,7 @@ from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.optim import _state
 from fairshard.optim._numbers import share_numbers
+from fairshard.optim.grad_scaler import scaler_of
 
 __all__ = ["OSS"]
 
@@ -151,6 +152,10 @@ class OSS(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        scaler = scaler_of(self._parts[0].scaled_by)
+        if scaler is not None:
+            scaler.step_scaled(self, **kwargs)
+            return loss
         join = self._parts[0].join
         if join is not None and not join.is_following:
             said = join.announce(_shard.Join.Action.STEP, [self._join_number, 0, 0])

@@ -1,12 +1,8 @@
-// Sharded training against plain training: c10d's own all-reduce and torch's own optimizers.
+// What ShardedDataParallel and OSS do in a user's hands, against plain twins.
 #include "support/expect_error.h"
-#include <fairshard/comm.h>
-#include <fairshard/nn/sharded_data_parallel.h>
+#include "support/training.h"
 
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/nn.h>
-#include <torch/optim.h>
 
 #include <mutex>
 
@@ -19,109 +15,14 @@ using torch::nn::Sequential;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 using Mode = DataParallelMode;
-using Values = std::vector<at::Tensor>;
-
-constexpr int kSteps = 20;
-
-Sequential make_model(uint64_t seed = 0) {
-  // Ranks are threads, and the default generator is one for all of them.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(seed);
-  return Sequential(torch::nn::Linear(10, 33), torch::nn::Tanh(), torch::nn::Linear(33, 17),
-                    torch::nn::Tanh(), torch::nn::Linear(17, 5));
-}
-
-at::Tensor input(int rank, int step) {
-  return at::arange(60, at::kFloat).view({6, 10}).mul(0.37).add(rank * 1.7 + step * 0.9).sin();
-}
-
-at::Tensor loss_of(const at::Tensor& output) { return output.pow(2).mean(); }
-
-Values values_of(const Sequential& model) {
-  Values values;
-  for (const auto& parameter : model->parameters()) {
-    values.push_back(parameter.detach().clone());
-  }
-  return values;
-}
-
-/// Plain data parallelism, written out with c10d's all-reduce and torch's optimizer.
-template <typename Optimizer, typename Options>
-Values train_plainly(Group group, const Options& options, int steps = kSteps) {
-  auto model = make_model();
-  Optimizer optimizer(model->parameters(), options);
-  for (int step = 0; step < steps; ++step) {
-    optimizer.zero_grad();
-    loss_of(model->forward(input(group.rank(), step))).backward();
-    for (const auto& parameter : model->parameters()) {
-      std::vector<at::Tensor> gradient{parameter.grad().div(group.size())};
-      group.process_group()->allreduce(gradient)->wait();
-      parameter.mutable_grad() = gradient[0];
-    }
-    optimizer.step();
-  }
-  return values_of(model);
-}
-
-const auto kSmallBuckets = OssOptions().bucket_bytes(2000).first_bucket_bytes(500);
-
-template <typename Optimizer, typename Options>
-Values train_sharded(Group group, const Options& options, Mode mode, int steps = kSteps) {
-  auto model = make_model(group.rank());  // rank 0's parameters are to win
-  OSS<Optimizer> optimizer(group, *model, options, kSmallBuckets);
-  ShardedDataParallel<Sequential> parallel(group, model, optimizer,
-                                           DataParallelOptions().mode(mode));
-  for (int step = 0; step < steps; ++step) {
-    optimizer.zero_grad();
-    loss_of(parallel.forward(input(group.rank(), step))).backward();
-    optimizer.step();
-  }
-  return values_of(model);
-}
-
-template <typename Optimizer, typename Options>
-Values train_replicated(Group group, const Options& options) {
-  auto model = make_model(group.rank());
-  ShardedDataParallel<Sequential> parallel(group, model);
-  Optimizer optimizer(model->parameters(), options);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(parallel(input(group.rank(), step))).backward();
-    optimizer.step();
-  }
-  return values_of(model);
-}
-
-void require_same(const Values& ours, const Values& theirs, bool bit_for_bit) {
-  for (size_t i = 0; i < theirs.size(); ++i) {
-    TORCH_CHECK(bit_for_bit ? ours[i].equal(theirs[i]) : ours[i].allclose(theirs[i], 1e-4, 1e-6),
-                "parameter ", i, " differs by ", (ours[i] - theirs[i]).abs().max().item<float>());
-  }
-}
-
-template <typename Optimizer, typename Options>
-void compare_all_modes(int ranks, const Options& options) {
-  launch_threads(ranks, [&](Group group) {
-    const Values plain = train_plainly<Optimizer>(group, options);
-    const bool bits = ranks <= 2;
-    require_same(train_sharded<Optimizer>(group, options, Mode::kGradients), plain, bits);
-    require_same(train_sharded<Optimizer>(group, options, Mode::kOptimizer), plain, bits);
-    require_same(train_replicated<Optimizer>(group, options), plain, bits);
-  });
-}
-
-class Ranks : public testing::TestWithParam<int> {};
-
-TEST_P(Ranks, AdamWTrainsAsPlainDataParallelism) {
-  compare_all_modes<torch::optim::AdamW>(GetParam(), AdamWOptions(1e-2).weight_decay(0.1));
-}
-
-TEST_P(Ranks, SgdWithMomentumTrainsAsPlainDataParallelism) {
-  compare_all_modes<torch::optim::SGD>(GetParam(), SGDOptions(1e-2).momentum(0.9));
-}
-
-INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4, 8));
+using test::input;
+using test::kSmallBuckets;
+using test::loss_of;
+using test::make_model;
+using test::require_same;
+using test::train_plainly;
+using test::Values;
+using test::values_of;
 
 TEST(ShardedDataParallel, StateAndGradientsAreShared) {
   launch_threads(4, [](Group group) {
@@ -183,7 +84,7 @@ TEST(ShardedDataParallel, AccumulationWithAndWithoutReductionGivesTheSameSum) {
         optimizer.step();
         optimizer.zero_grad();
       }
-      results[reduces_each] = values_of(model);
+      results[reduces_each] = values_of(*model);
     }
     require_same(results[0], results[1], false);
   });
@@ -217,7 +118,7 @@ TEST(ShardedDataParallel, AnyKindOfZeroGradTrainsRight) {
         loss_of(parallel.forward(input(group.rank(), step))).backward();
         optimizer.step();
       }
-      require_same(values_of(model), plain, true);
+      require_same(values_of(*model), plain, true);
     }
   });
 }
@@ -322,7 +223,7 @@ TEST(ShardedDataParallel, ClippingIsThatOfTheWholeGradient) {
             torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.01, norm_type);
         torch::optim::SGD(twin->parameters(), SGDOptions(1.0)).step();
         TORCH_CHECK(std::abs(norm - expected) < 1e-5 * expected + 1e-7, norm, " is not ", expected);
-        require_same(values_of(model), values_of(twin), false);
+        require_same(values_of(*model), values_of(*twin), false);
       });
     }
   }
@@ -419,22 +320,6 @@ TEST(ShardedDataParallel, MoreRanksThanElements) {
     at::Tensor value = model->parameters()[0].detach().clone();
     comm::broadcast(group, value, 0).wait();
     TORCH_CHECK(value.equal(model->parameters()[0]), "ranks differ");
-  });
-}
-
-TEST(ShardedDataParallel, OverlappedGatherGivesTheSameParameters) {
-  launch_threads(2, [](Group group) {
-    const Values plain = train_plainly<torch::optim::SGD>(group, SGDOptions(0.1), 5);
-    auto model = make_model();
-    OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1),
-                                     OssOptions().bucket_bytes(500).overlap_gather(true));
-    ShardedDataParallel<Sequential> parallel(group, model, optimizer);
-    for (int step = 0; step < 5; ++step) {
-      loss_of(parallel.forward(input(group.rank(), step))).backward();
-      optimizer.step();
-    }
-    optimizer.wait_for_parameters();
-    require_same(values_of(model), plain, true);
   });
 }
 

@@ -1,0 +1,42 @@
+"""The model that the benchmarks train: a GPT over bytes, written for speed on small machines."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+SIZES = {"tiny": (64, 2, 2), "10m": (320, 8, 5), "60m": (640, 12, 10)}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.before_mlp = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.before_attention(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(functional.gelu(self.up(self.before_mlp(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, size: str, length: int) -> None:
+        super().__init__()
+        width, layers, heads = SIZES[size]
+        self.bytes = nn.Embedding(256, width)
+        self.positions = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
+        self.last_norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.bytes(text[:, :-1]) + self.positions(torch.arange(text.shape[1] - 1, device=text.device))
+        logits = self.head(self.last_norm(self.blocks(x)))
+        return functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())

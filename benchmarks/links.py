@@ -1,0 +1,35 @@
+"""Two network namespaces joined by a link of a given rate, so that two local ranks are as two hosts."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+
+_NAMES = ("fairshard0", "fairshard1")
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def slow_link(rate: str) -> Iterator[list[list[str]]]:
+    """Gives, for each of two ranks, the words that a command needs in front to run at its end of the link."""
+    for name in _NAMES:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    try:
+        _run(f"ip link add veth0 netns {(_make(_NAMES[0]))} type veth peer name veth0 netns {_make(_NAMES[1])}")
+        for number, name in enumerate(_NAMES):
+            inside = f"ip netns exec {name}"
+            _run(f"{inside} ip addr add 10.99.0.{number + 1}/24 dev veth0")
+            _run(f"{inside} ip link set veth0 up")
+            _run(f"{inside} ip link set lo up")
+            _run(f"{inside} tc qdisc add dev veth0 root tbf rate {rate} burst 256kb latency 200ms")
+        yield [["ip", "netns", "exec", name] for name in _NAMES]
+    finally:
+        for name in _NAMES:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _make(name: str) -> str:
+    _run(f"ip netns add {name}")
+    return name

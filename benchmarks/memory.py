@@ -1,0 +1,22 @@
+"""Resident memory of this process, as Linux counts it."""
+
+from pathlib import Path
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {key}")
+
+
+def resident() -> int:
+    return _status("VmRSS")
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    return _status("VmHWM")

@@ -1,0 +1,65 @@
+// Sharded training of two ranks on one GPU, and a model that is moved too late. Where there is no
+// GPU, the same on the CPU.
+#include "support/expect_error.h"
+#include "support/training.h"
+#include <fairshard/optim/fused.h>
+
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+namespace fairshard {
+namespace {
+
+using comm::Group;
+using torch::nn::Sequential;
+using torch::optim::AdamWOptions;
+
+at::Device device() { return at::hasCUDA() ? at::Device("cuda:0") : at::Device("cpu"); }
+
+TEST(Cuda, TwoRanksOnOneDeviceTrainAsOneOnTheUnion) {
+  for (const bool overlaps : {false, true}) {
+    comm::launch_threads(2, [&](Group group) {
+      auto model = test::make_model();
+      auto twin = test::make_model();
+      model->to(device());
+      twin->to(device());
+      OSS<AdamW> optimizer(group, *model, AdamWOptions(1e-2),
+                           OssOptions(test::kSmallBuckets).overlap_gather(overlaps));
+      AdamW plain(twin->parameters(), AdamWOptions(1e-2));
+      ShardedDataParallel<Sequential> parallel(group, model, optimizer);
+      for (int step = 0; step < 5; ++step) {
+        const auto data = [&](int rank) { return test::input(rank, step).to(device()); };
+        optimizer.zero_grad();
+        test::loss_of(parallel.forward(data(group.rank()))).backward();
+        const at::Tensor norm = optimizer.clip_grad_norm(0.1);
+        optimizer.step();
+        plain.zero_grad();
+        ((test::loss_of(twin->forward(data(0))) + test::loss_of(twin->forward(data(1)))) / 2)
+            .backward();
+        const double expected = torch::nn::utils::clip_grad_norm_(twin->parameters(), 0.1);
+        plain.step();
+        EXPECT_NEAR(norm.item<double>(), expected, 1e-4);
+      }
+      optimizer.wait_for_parameters();
+      test::require_same(test::values_of(*model), test::values_of(*twin), false);
+    });
+  }
+}
+
+TEST(Cuda, AModelThatIsMovedTooLateIsRefused) {
+  comm::launch_threads(1, [&](Group group) {
+    auto model = test::make_model();
+    OSS<AdamW> optimizer(group, *model, AdamWOptions(1e-2));
+    ShardedDataParallel<Sequential> parallel(group, model, optimizer);
+    model->to(device());
+    const auto forward = [&] { parallel.forward(test::input(0, 0).to(device())); };
+    if (at::hasCUDA()) {
+      test::expect_error(forward, {"'0.weight'", "was moved to cuda:0"});
+    } else {
+      forward();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fairshard
