@@ -28,13 +28,13 @@ HERE = Path(__file__).parent
 
 def run(system: str, prefixes: list[list[str]], interface: str, options: argparse.Namespace, **changes: int) -> list:
     """Runs one system in fresh processes; returns every rank's figures."""
-    settings = {"model": options.model, "batch": options.batch, "steps": options.steps, **changes}
+    settings = {"system": system, "ranks": len(prefixes), "interface": interface}
+    settings |= {"model": options.model, "batch": options.batch, "steps": options.steps, **changes}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
-                [*prefix, sys.executable, HERE / "rank.py", f"--system={system}", f"--rank={rank}"]
-                + [f"--ranks={len(prefixes)}", f"--folder={folder}", f"--interface={interface}", *flags],
+                [*prefix, sys.executable, HERE / "rank.py", f"--rank={rank}", f"--folder={folder}", *flags],
                 # Large blocks go back to the system when they are freed, for all systems alike.
                 env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
             )

@@ -7,9 +7,9 @@
 namespace gpt {
 namespace {
 
+using fairshard::AdamW;
 using fairshard::DataParallelMode;
 using fairshard::OssBase;
-using fairshard::AdamW;
 using ShardedAdamW = fairshard::OSS<AdamW>;
 
 /// The library's default would hold most of so small a model in one bucket. A larger parameter has

@@ -51,6 +51,4 @@ def spawn(train: Callable, description: str) -> None:
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(
-            train, args=(options.world_size, options.epochs, folder), nprocs=options.world_size, join=True
-        )
+        mp.spawn(train, args=(options.world_size, options.epochs, folder), nprocs=options.world_size, join=True)

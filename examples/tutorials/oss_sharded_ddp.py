@@ -1,8 +1,8 @@
 """Tutorial 1, optimizer state sharding, with the names that it leaves open filled in.
 
-    python examples/tutorials/oss_sharded_ddp.py --world-size 2
-    rank 0: loss 2.35 -> 0.0x, owns 50% of the optimizer state
-    ...
+python examples/tutorials/oss_sharded_ddp.py --world-size 2
+rank 0: loss 2.35 -> 0.0x, owns 50% of the optimizer state
+...
 """
 
 import torch

@@ -67,7 +67,6 @@ uint64_t ideal_bytes(const Call& call) {
     case Kind::kAllReduce:
       return 2 * bytes * (size - 1) / size;
     case Kind::kReduceScatter:
-      return bytes * (size - 1) / size;
     case Kind::kAllGather:
       return bytes * (size - 1) / size;
     case Kind::kBroadcast:

@@ -51,7 +51,9 @@ void BucketFiller::list_buckets() {
     places_.emplace_back(parts_[p]->plan().buckets().size());
     for (size_t b = 0; b < places_[p].size(); ++b) {
       places_[p][b] = fills_.size();
-      fills_.push_back({.part = p, .bucket = b});
+      Fill& fill = fills_.emplace_back();
+      fill.part = p;
+      fill.bucket = b;
     }
   }
 }
@@ -93,8 +95,8 @@ void BucketFiller::begin() {
     is_used_.emplace_back(part->parameters().size());
     if (is_sharded()) {
       part->begin_backward();
-      part->scaled_by = scale::scaler_of_backward();
     }
+    part->scaled_by = scale::scaler_of_backward();
   }
   for (Fill& fill : fills_) {
     const auto& slots = layout_of(fill).slots;

@@ -33,14 +33,14 @@ class BucketFiller {
  private:
   /// A bucket of one of the parts.
   struct Fill {
-    size_t part;
-    size_t bucket;
-    at::Tensor flat{};
-    std::vector<bool> is_taken{};
+    size_t part = 0;
+    size_t bucket = 0;
+    at::Tensor flat;
+    std::vector<bool> is_taken;
     size_t missing = 0;
     bool is_active = false;
     /// Where gradients lie that every rank has; kept from one backward to the next.
-    at::Tensor replicated{};
+    at::Tensor replicated;
   };
   struct Started {
     Fill* fill;

@@ -312,6 +312,10 @@ at::Tensor FlatParameters::published_values(size_t bucket) const {
 }
 
 void FlatParameters::before_step() {
+  TORCH_CHECK(
+      scaled_by == 0,
+      "the gradients are those of a scaled loss, and still scaled: call scaler.step(optimizer) "
+      "instead of optimizer.step()");
   wait_for_values();
   adopt_replaced();
   for (size_t b = 0; b < buckets_.size(); ++b) {

@@ -21,7 +21,7 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
       : parts_(std::move(parts)), filler_(parts_, options) {
     for (size_t p = 0; p < parts_.size(); ++p) {
       for (size_t i = 0; i < parts_[p]->parameters().size(); ++i) {
-        hooked_.push_back({.id = {p, i}});
+        hooked_.emplace_back().id = {p, i};
       }
     }
   }
@@ -69,8 +69,8 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
 
   struct Hook {
-    ParameterId id;
-    Accumulator accumulator{};
+    ParameterId id{};
+    Accumulator accumulator;
     uintptr_t key = 0;
   };
 

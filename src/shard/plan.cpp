@@ -43,7 +43,7 @@ std::vector<std::vector<size_t>> fill_buckets(const std::vector<Parameter>& para
   std::map<decltype(kind_of(parameters[0])), Open> open;
   for (const size_t i : order) {
     const at::Tensor& tensor = parameters[i].tensor;
-    const auto bytes = static_cast<int64_t>(tensor.numel() * tensor.element_size());
+    const int64_t bytes = tensor.numel() * tensor.element_size();
     const bool is_first = buckets.size() <= 1;
     const int64_t limit = is_first ? std::min(options.first_bucket_bytes(), options.bucket_bytes())
                                    : options.bucket_bytes();

@@ -89,7 +89,8 @@ class FlatParameters {
   /// The gradient for a slice, or an undefined tensor if there is none: this part of the
   /// parameter's own .grad (under torch's DDP, or set by hand), or else what the reducer delivered.
   at::Tensor gradient_of(const Slice& slice) const;
-  /// All memory that gradients of this rank lie in, to be scaled: delivered ranges and whole .grads.
+  /// All memory that gradients of this rank lie in, to be scaled: delivered ranges and whole
+  /// .grads.
   std::vector<at::Tensor> gradient_memory() const;
   /// The scaler of the loss whose gradients were delivered, while they are still scaled, or 0.
   int64_t scaled_by = 0;

@@ -86,8 +86,8 @@ TEST(Precision, GatheringInBfloat16KeepsExactCopies) {
     }
     for (const auto& slice : optimizer.parts()[0]->slices()) {
       const at::Tensor whole = exact->parameters()[slice.piece.parameter].detach().view(-1);
-      EXPECT_TRUE(slice.values.allclose(whole.slice(0, slice.piece.begin, slice.piece.end), 1e-4,
-                                        1e-5));
+      EXPECT_TRUE(
+          slice.values.allclose(whole.slice(0, slice.piece.begin, slice.piece.end), 1e-4, 1e-5));
     }
     for (const auto& value : test::values_of(*model)) {
       EXPECT_TRUE(value.equal(value.to(at::kBFloat16).to(at::kFloat)));

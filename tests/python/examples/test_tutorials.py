@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples/tutorials"
 

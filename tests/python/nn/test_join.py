@@ -106,8 +106,8 @@ def _sharded(rank, world_size, rounds):
     return True
 
 
-def _whole_gradients(rank, world_size, rounds, mode):
-    expected, _ = simulate(rounds, False)
+def _whole_gradients(rank, world_size, rounds, mode, microbatches):
+    expected, _ = simulate(rounds, False, microbatches)
     model = normed()
     if mode == "optimizer":
         optimizer = OSS(model.parameters(), torch.optim.AdamW, bucket_bytes=300, **OPTIONS)
@@ -118,11 +118,14 @@ def _whole_gradients(rank, world_size, rounds, mode):
     schedule = schedule_of(optimizer)
     with parallel.join():
         for step in range(rounds[rank]):
-            loss_of(parallel(inputs(rank, 10 * step))).backward()
+            for part in range(microbatches):  # each is reduced, and added to what was reduced before
+                loss_of(parallel(inputs(rank, 10 * step + part))).backward()
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-    check(model, expected, world_size)
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    check_same_everywhere(model.state_dict().values(), world_size)
     return True
 
 
@@ -131,6 +134,6 @@ def test_sharded_gradients(rounds):
     assert all(run_ranks(len(rounds), _sharded, rounds))
 
 
-@pytest.mark.parametrize("mode", ["optimizer", "replicated"])
-def test_whole_gradients(mode):
-    assert all(run_ranks(2, _whole_gradients, (5, 3), mode))
+@pytest.mark.parametrize(("mode", "microbatches"), [("optimizer", 1), ("optimizer", 2), ("replicated", 1)])
+def test_whole_gradients(mode, microbatches):
+    assert all(run_ranks(2, _whole_gradients, (5, 3), mode, microbatches))
