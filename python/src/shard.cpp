@@ -81,7 +81,7 @@ void bind_join(py::module_& m) {
            py::arg("details") = Join::Details{})
       .def("follow", &Join::follow, released)
       .def_property_readonly("is_following", &Join::is_following)
-      .def_property_readonly("last_leader", &Join::last_leader);
+      .def_property_readonly("last", &Join::last);
 }
 
 }  // namespace

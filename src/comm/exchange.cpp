@@ -58,6 +58,7 @@ std::vector<at::Tensor> split(const at::Tensor& tensor, const Call& call) {
     return call.bounds.empty() ? std::min(i * length, flat.numel()) : call.bounds[i];
   };
   std::vector<at::Tensor> result;
+  result.reserve(call.size);
   for (int i = 0; i < call.size; ++i) {
     result.push_back(flat.slice(0, bound(i), bound(i + 1)));
   }

@@ -161,7 +161,7 @@ DataParallelBase::Join::~Join() noexcept(false) {
   const bool is_unwinding = std::uncaught_exceptions() > exceptions_;
   while (!is_unwinding && owner_.follow_others()) {
   }
-  const int leader = owner_.parts_[0]->join->last_leader();
+  const int leader = owner_.parts_[0]->join->last().leader;
   for (const auto& part : owner_.parts_) {
     part->join.reset();
   }

@@ -86,10 +86,7 @@ void BucketFiller::take(ParameterId id) {
 }
 
 void BucketFiller::begin() {
-  const auto& join = parts_[0]->join;
-  if (join && !join->is_following()) {
-    join->announce(Join::Action::kReduce);
-  }
+  announce();
   is_used_.clear();
   for (const auto& part : parts_) {
     is_used_.emplace_back(part->parameters().size());
@@ -111,6 +108,36 @@ void BucketFiller::begin() {
   arrivals_.clear();
   next_ = 0;
   is_idle_ = false;
+}
+
+/// See Join. Where every rank has whole gradients, they add up in .grad from one reduction to the
+/// next until the user drops them, and a rank that only follows must drop its own then, too.
+void BucketFiller::announce() {
+  const auto& join = parts_[0]->join;
+  if (join && !join->is_following()) {
+    join->announce(Join::Action::kReduce, {has_gradients_from_before() ? 1.0 : 0.0, 0, 0});
+  } else if (join && !is_sharded() && join->last().details[0] == 0) {
+    for (const auto& part : parts_) {
+      for (const Parameter& parameter : part->parameters()) {
+        parameter.tensor.mutable_grad().reset();
+      }
+    }
+  }
+}
+
+/// Called when one parameter has its new gradient and all others have what was there before.
+bool BucketFiller::has_gradients_from_before() const {
+  int found = 0;
+  for (const auto& part : parts_) {
+    for (const Parameter& parameter : part->parameters()) {
+      const at::Tensor& gradient = parameter.tensor.grad();
+      found += gradient.defined() && gradient.any().item<bool>() ? 1 : 0;
+      if (found > 1) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 void BucketFiller::reset() {

@@ -52,6 +52,8 @@ class BucketFiller {
 
   void list_buckets();
   void begin();
+  void announce();
+  bool has_gradients_from_before() const;
   void ensure_flat(Fill& fill);
   void put(const Parameter& parameter, size_t number, Fill& fill);
   void put_missing(Fill& fill);

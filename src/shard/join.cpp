@@ -26,10 +26,11 @@ Join::Announcement Join::exchange(const Announcement& own) {
   const auto* const values = words.const_data_ptr<double>();
   const auto action = static_cast<Action>(static_cast<int>(values[0]));
   const int leader = group_.size() - static_cast<int>(values[4]);
+  const Announcement said{action, {values[1], values[2], values[3]}, leader};
   if (action != Action::kNothing) {
-    last_leader_ = leader;
+    last_ = said;
   }
-  return {action, {values[1], values[2], values[3]}, leader};
+  return said;
 }
 
 }  // namespace fairshard::shard

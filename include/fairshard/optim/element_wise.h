@@ -8,23 +8,25 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <type_traits>
+
 namespace fairshard {
 
 /// Whether the step of an optimizer class treats every element by itself, so that slices of
 /// parameters train as whole ones do. Others (LAMB, Muon, ...) are given whole tensors. Specialise
 /// it for a class of your own.
 template <typename Optimizer>
-inline constexpr bool is_element_wise = false;
+struct IsElementWise : std::false_type {};
 
 template <>
-inline constexpr bool is_element_wise<torch::optim::Adagrad> = true;
+struct IsElementWise<torch::optim::Adagrad> : std::true_type {};
 template <>
-inline constexpr bool is_element_wise<torch::optim::Adam> = true;
+struct IsElementWise<torch::optim::Adam> : std::true_type {};
 template <>
-inline constexpr bool is_element_wise<torch::optim::AdamW> = true;
+struct IsElementWise<torch::optim::AdamW> : std::true_type {};
 template <>
-inline constexpr bool is_element_wise<torch::optim::RMSprop> = true;
+struct IsElementWise<torch::optim::RMSprop> : std::true_type {};
 template <>
-inline constexpr bool is_element_wise<torch::optim::SGD> = true;
+struct IsElementWise<torch::optim::SGD> : std::true_type {};
 
 }  // namespace fairshard

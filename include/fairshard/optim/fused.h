@@ -82,10 +82,10 @@ class SGD : public detail::FusedOptimizerOf<torch::optim::SGDOptions> {
 };
 
 template <>
-inline constexpr bool is_element_wise<AdamW> = true;
+struct IsElementWise<AdamW> : std::true_type {};
 template <>
-inline constexpr bool is_element_wise<Adam> = true;
+struct IsElementWise<Adam> : std::true_type {};
 template <>
-inline constexpr bool is_element_wise<SGD> = true;
+struct IsElementWise<SGD> : std::true_type {};
 
 }  // namespace fairshard

@@ -40,6 +40,7 @@ class ShardedGradScaler {
   /// The loss times the scale. Local.
   at::Tensor scale(const at::Tensor& loss);
   /// Divides the optimizer's gradients by the scale, and finds out whether all are finite.
+  // NOLINTNEXTLINE(readability-identifier-naming): its name in torch
   void unscale_(torch::optim::Optimizer& optimizer);
   /// Steps, unless a gradient is not finite. Unscales first, if that has not been done. Returns
   /// whether it has stepped.

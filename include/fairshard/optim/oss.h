@@ -20,7 +20,7 @@ namespace fairshard {
 struct OssOptions {
   // Behaviour
   /// Whether parameters are split between ranks or belong to one each. If not given, the class of
-  /// the base optimizer decides; see is_element_wise.
+  /// the base optimizer decides; see IsElementWise.
   TORCH_ARG(std::optional<shard::Partition>, partition);
   /// Step float16 and bfloat16 parameters in float32, on copies of what a rank owns.
   TORCH_ARG(bool, master_weights) = false;
@@ -154,7 +154,7 @@ class OSS : public OssBase {
   OSS(const comm::Group& group, const std::vector<NamedTensors>& named, const Groups& groups,
       Options options, const OssOptions& oss_options)
       : OssBase(group, std::make_unique<Options>(options), oss_options,
-                is_element_wise<Base> ? shard::Partition::kEven : shard::Partition::kTensor) {
+                IsElementWise<Base>::value ? shard::Partition::kEven : shard::Partition::kTensor) {
     take(named);
     Groups sliced;
     for (size_t i = 0; i < named.size(); ++i) {

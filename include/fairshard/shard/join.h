@@ -32,15 +32,15 @@ class Join {
   Announcement follow();
   /// Whether this rank follows; then it has nothing to announce.
   bool is_following() const { return is_following_; }
-  /// The leader of the last thing that was done, or -1 if there was none.
-  int last_leader() const { return last_leader_; }
+  /// What was announced last, by any rank; its leader is -1 if nothing was.
+  const Announcement& last() const { return last_; }
 
  private:
   Announcement exchange(const Announcement& own);
 
   comm::Group group_;
   bool is_following_ = false;
-  int last_leader_ = -1;
+  Announcement last_{.leader = -1};
 };
 
 }  // namespace fairshard::shard

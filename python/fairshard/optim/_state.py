@@ -81,12 +81,10 @@ def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
             found = _gather_rest(oss.group, own, kinds)
             for index, values in found.items():
                 whole[numbers[parameters[index]]] = values
-            for key, dtype in kinds.items():
-                if dtype is None:
-                    continue
+            for key, dtype in sorted({(key, dtype) for (_, key), dtype in kinds.items() if dtype}, key=str):
                 gathered = _gather_key(oss.group, part, bucket, key, dtype, own)
                 if is_recipient:
-                    like = {index: parameters[index] for index in found}
+                    like = {index: parameters[index] for index in found if kinds.get((index, key)) == dtype}
                     for index, value in _assemble(part.bounds(bucket), bucket, pieces, gathered, like).items():
                         whole[numbers[parameters[index]]][key] = value
     if not is_recipient:
@@ -108,17 +106,17 @@ def _exchange(group: comm.Group, value: Any) -> list:
     return result
 
 
-def _agree_on_kinds(group: comm.Group, own: list) -> dict[str, torch.dtype | None]:
-    """Which keys a bucket's state has: a dtype for tensors like the slices, None for the rest."""
-    mine: dict[str, Any] = {}
+def _agree_on_kinds(group: comm.Group, own: list) -> dict[tuple[int, str], torch.dtype | None]:
+    """What a bucket's parameters have under which keys: a dtype for tensors like the slices, None for the rest."""
+    mine: dict[tuple[int, str], Any] = {}
     for entry, state in own:
         for key, value in state.items():
-            is_like_values = torch.is_tensor(value) and value.shape == entry.values.shape
-            mine.setdefault(key, value.dtype if is_like_values and key != "step" else None)
-    kinds: dict[str, Any] = {}
+            is_like_values = torch.is_tensor(value) and value.shape == entry.values.shape and key != "step"
+            mine[entry.slice.parameter, key] = value.dtype if is_like_values else None
+    kinds: dict[tuple[int, str], Any] = {}
     for theirs in _exchange(group, mine):
         kinds.update(theirs)
-    return dict(sorted(kinds.items()))
+    return kinds
 
 
 def _gather_key(group: comm.Group, part: Any, bucket: int, key: str, dtype: torch.dtype, own: list) -> torch.Tensor:
@@ -127,7 +125,7 @@ def _gather_key(group: comm.Group, part: Any, bucket: int, key: str, dtype: torc
     device = part.bucket(bucket).device
     values = torch.zeros(bounds[group.rank + 1] - bounds[group.rank], dtype=dtype, device=device)
     for entry, state in own:
-        if key in state:
+        if torch.is_tensor(state.get(key)) and state[key].shape == entry.values.shape:
             offset, length = entry.slice.offset, entry.slice.end - entry.slice.begin
             values[offset : offset + length] = _in_memory_order(state[key], entry.values)
     gathered = torch.empty(bounds[-1], dtype=dtype, device=device)
@@ -153,7 +151,10 @@ def _assemble(bounds: list[int], bucket: int, pieces: list, gathered: torch.Tens
 
 def _gather_rest(group: comm.Group, own: list, kinds: dict) -> dict[int, dict]:
     """Which parameters have a state, with what is not like the slices (Adam's step) from the first that has it."""
-    mine = [(entry.slice.parameter, {k: v for k, v in state.items() if kinds.get(k) is None}) for entry, state in own]
+    mine = []
+    for entry, state in own:
+        number = entry.slice.parameter
+        mine.append((number, {key: value for key, value in state.items() if kinds[number, key] is None}))
     found: dict[int, dict] = {}
     for theirs in _exchange(group, mine):
         for parameter, values in theirs:

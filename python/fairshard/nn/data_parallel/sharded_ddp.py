@@ -119,7 +119,7 @@ class ShardedDataParallel(nn.Module):
             yield
             while self._follow_others():
                 pass
-            leader = self._join.last_leader
+            leader = self._join.last.leader
         finally:
             self._set_join(None)
         if leader >= 0:
