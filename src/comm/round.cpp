@@ -18,11 +18,17 @@ int header_tag(const Call& call) {
 }
 
 int data_tag(const Call& call, int phase) {
-  uint64_t hash = static_cast<uint64_t>(phase);
-  for (const int64_t field : to_header(call)) {
+  uint64_t hash = 0;
+  // Mixed in one after another: a phase that were added to the sequence number, say, would make two
+  // calls in a row the same.
+  const auto mix = [&](int64_t field) {
     hash = (hash ^ static_cast<uint64_t>(field)) * 0x9E3779B97F4A7C15ULL;
     hash ^= hash >> 29;
+  };
+  for (const int64_t field : to_header(call)) {
+    mix(field);
   }
+  mix(phase);
   return kDataTags | static_cast<int>(hash % kDataTags);
 }
 

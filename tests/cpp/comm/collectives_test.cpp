@@ -168,6 +168,39 @@ TEST(Collectives, ManyAtOnceFinishInAnyOrderOfWaiting) {
   });
 }
 
+TEST(Collectives, CallsInARowThatLookAlikeAreToldApart) {
+  launch_threads(2, [](Group group) {
+    for (int round = 0; round < 10; ++round) {
+      std::vector<at::Tensor> tensors;
+      std::vector<Work> works;
+      for (int i = 0; i < 8; ++i) {  // large enough for two rounds of messages each
+        tensors.push_back(numbers(group.rank(), 40000).add(i));
+        works.push_back(all_reduce(group, tensors.back()));
+      }
+      for (int i = 0; i < 8; ++i) {
+        works[i].wait();
+        const at::Tensor expected = numbers(0, 40000).add(i) + numbers(1, 40000).add(i);
+        require(tensors[i].equal(expected), c10::str("sum ", i, " is wrong"));
+      }
+    }
+  });
+}
+
+TEST(Collectives, PartsMayBeUnequal) {
+  launch_threads(3, [](Group group) {
+    const Bounds bounds{0, 5, 5, 1000};
+    const int64_t begin = bounds[group.rank()];
+    const int64_t end = bounds[group.rank() + 1];
+    const at::Tensor part = at::empty({end - begin});
+    reduce_scatter(group, part, numbers(group.rank(), 1000), ReduceOp::kSum, "", bounds).wait();
+    const at::Tensor sums = reduced(3, 1000, at::kFloat, ReduceOp::kSum);
+    require(part.equal(sums.slice(0, begin, end)), "wrong part");
+    const at::Tensor whole = at::empty({1000});
+    all_gather(group, whole, part, "", bounds).wait();
+    require(whole.equal(sums), "wrong whole");
+  });
+}
+
 TEST(Collectives, DroppedHandlesStillFinish) {
   launch_threads(2, [](Group group) {
     at::Tensor tensor = numbers(group.rank(), 100000);

@@ -171,5 +171,18 @@ TEST(Errors, BadSubgroupsAndTimeouts) {
   test::expect_error([] { launch_threads(0, [](Group) {}); }, {"ranks is 0"});
 }
 
+TEST(Errors, BoundsThatFitNothingAreNamed) {
+  launch_threads(1, [](Group group) {
+    const at::Tensor tensor = at::ones({10});
+    const auto gather = [&](const Bounds& bounds) {
+      return [&, bounds] { all_gather(group, tensor, tensor, "", bounds); };
+    };
+    test::expect_error(gather({0, 5, 10}), {"needs 2 bounds", "got 3"});
+    test::expect_error(gather({0, 9}), {"ascend from 0 to 10", "0, 9"});
+    test::expect_error([&] { all_gather(group, tensor, at::ones({9}), "", {0, 10}); },
+                       {"has 9 elements", "has 10"});
+  });
+}
+
 }  // namespace
 }  // namespace fairshard::comm
