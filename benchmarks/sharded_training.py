@@ -5,7 +5,8 @@
 
 Every system runs in fresh processes, in turn, for some rounds; times are medians over all rounds with their
 range, and count only if the systems' losses agree. Memory is the peak of resident memory over the bare
-model; bytes are those that the network interface counted.
+model, in a run of its own in which freed blocks go back to the system at once; bytes are those that the network
+interface counted.
 """
 
 import argparse
@@ -26,17 +27,19 @@ from systems import SYSTEMS
 HERE = Path(__file__).parent
 
 
-def run(system: str, prefixes: list[list[str]], interface: str, options: argparse.Namespace, **changes: int) -> list:
+def run(
+    system: str, prefixes: list[list[str]], interface: str, options: argparse.Namespace, is_for_memory: bool = False
+) -> list:
     """Runs one system in fresh processes; returns every rank's figures."""
     settings = {"system": system, "ranks": len(prefixes), "interface": interface}
-    settings |= {"model": options.model, "batch": options.batch, "steps": options.steps, **changes}
+    settings |= {"model": options.model, "batch": options.batch, "steps": 2 if is_for_memory else options.steps}
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "1000000"} if is_for_memory else {}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
                 [*prefix, sys.executable, HERE / "rank.py", f"--rank={rank}", f"--folder={folder}", *flags],
-                # Large blocks go back to the system when they are freed, for all systems alike.
-                env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
+                env={**os.environ, **malloc},
             )
             for rank, prefix in enumerate(prefixes)
         ]
@@ -46,12 +49,12 @@ def run(system: str, prefixes: list[list[str]], interface: str, options: argpars
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(prefixes))]
 
 
-def summary(runs: list[list[dict]]) -> dict:
+def summary(runs: list[list[dict]], memory_run: list[dict]) -> dict:
     times = [statistics.median(ranks[0]["times"]) for ranks in runs]
     ranks = runs[-1]
     return {
         "ms": [1e3 * value for value in (statistics.median(times), min(times), max(times))],
-        "memory": max(rank["peak"] - rank["bare"] for rank in ranks),
+        "memory": max(rank["peak"] - rank["bare"] for rank in memory_run),
         "sent": ranks[0]["sent"],
         "loss": statistics.mean(rank["loss"] for rank in ranks),
         "parameters": ranks[0]["parameters"],
@@ -99,13 +102,14 @@ def main() -> None:
     local = contextlib.nullcontext([[] for _ in range(options.ranks)])
     with slow_link(options.link) if options.link else local as prefixes:
         interface = "veth0" if options.link else "lo"
-        alone = run("alone", [[]], "lo", options, steps=2)[0]
+        alone = run("alone", [[]], "lo", options, is_for_memory=True)[0]
+        memory_runs = {name: run(name, prefixes, interface, options, is_for_memory=True) for name in options.systems}
         runs: dict[str, list] = {name: [] for name in options.systems}
         for round_number in range(options.rounds):
             for name in options.systems:
                 runs[name].append(run(name, prefixes, interface, options))
                 print(f"round {round_number + 1}: {name}", file=sys.stderr, flush=True)
-    results = {name: summary(values) for name, values in runs.items()}
+    results = {name: summary(values, memory_runs[name]) for name, values in runs.items()}
     if interface == "lo":
         for row in results.values():
             row["sent"] /= options.ranks  # the loopback counts what all ranks send

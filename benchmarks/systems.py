@@ -47,12 +47,12 @@ def overlap(model: nn.Module) -> Trained:
     return _sharded(model, overlap_gather=True)
 
 
+def bf16_gradients(model: nn.Module) -> Trained:
+    return _sharded(model, reduce_dtype=torch.bfloat16)
+
+
 def bf16_wire(model: nn.Module) -> Trained:
     return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16)
-
-
-def bf16_overlap(model: nn.Module) -> Trained:
-    return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, overlap_gather=True)
 
 
 SYSTEMS = {
@@ -62,7 +62,7 @@ SYSTEMS = {
     "ours optimizer": optimizer,
     "ours gradients": gradients,
     "ours overlap": overlap,
+    "ours bf16 grads": bf16_gradients,
     "ours bf16 wire": bf16_wire,
-    "ours bf16 overlap": bf16_overlap,
     "alone": alone,
 }

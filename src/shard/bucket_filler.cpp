@@ -149,6 +149,12 @@ at::ScalarType BucketFiller::wire_dtype_of(const Fill& fill) const {
   return options_.wire_dtype().value_or(part_of(fill).bucket(fill.bucket).scalar_type());
 }
 
+/// Gradients are divided on their way into the bucket, which costs nothing more than the copy and
+/// gives the bits of torch's DDP. In low precision the sum, which is a wide one, is divided.
+bool BucketFiller::averages_after_sum(const Fill& fill) const {
+  return c10::elementSize(wire_dtype_of(fill)) < sizeof(float);
+}
+
 void BucketFiller::ensure_flat(Fill& fill) {
   if (fill.flat.defined()) {
     return;
@@ -176,11 +182,10 @@ void BucketFiller::put(const Parameter& parameter, size_t number, Fill& fill) {
   ensure_flat(fill);
   at::Tensor view = part_of(fill).view_of(number, fill.flat);
   if (is_sharded()) {
-    if (view.scalar_type() == gradient.scalar_type()) {
-      at::mul_out(view, gradient, scale_);
-    } else {
+    if (averages_after_sum(fill)) {
       view.copy_(gradient);
-      view.mul_(scale_);
+    } else {
+      at::mul_out(view, gradient, scale_);
     }
     parameter.tensor.mutable_grad() = at::Tensor();
   } else if (gradient.const_data_ptr() != view.const_data_ptr()) {
@@ -229,8 +234,9 @@ void BucketFiller::start(Fill& fill) {
   const at::Tensor own = part_of(fill).gradient_range(fill.bucket);
   const bool adds = part_of(fill).has_gradients(fill.bucket);
   const at::Tensor arrival = adds ? at::empty_like(own) : own;
-  auto work = comm::reduce_scatter(group, arrival, fill.flat, comm::ReduceOp::kSum, label(fill),
-                                   layout_of(fill).bounds);
+  const auto op = averages_after_sum(fill) ? comm::ReduceOp::kAvg : comm::ReduceOp::kSum;
+  auto work =
+      comm::reduce_scatter(group, arrival, fill.flat, op, label(fill), layout_of(fill).bounds);
   started_.push_back({&fill, std::exchange(fill.flat, at::Tensor()), adds ? arrival : at::Tensor(),
                       std::move(work)});
 }

@@ -69,6 +69,7 @@ class BucketFiller {
     return part_of(fill).plan().buckets()[fill.bucket];
   }
   at::ScalarType wire_dtype_of(const Fill& fill) const;
+  bool averages_after_sum(const Fill& fill) const;
   std::string label(const Fill& fill) const;
   bool is_sharded() const { return options_.mode() == GradientMode::kSharded; }
 

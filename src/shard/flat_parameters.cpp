@@ -64,8 +64,9 @@ FlatParameters::FlatParameters(comm::Group group, const std::vector<Parameter>& 
       options_(options),
       parameters_((check_same_parameters(group_, parameters), select(parameters))),
       plan_(parameters_, group_.size(), options.plan()) {
-  allocate();
+  versions_.assign(parameters_.size(), -1);
   has_gradient_.assign(parameters_.size(), false);
+  allocate();
 }
 
 /// Moves the parameters to where the plan has them.
@@ -94,6 +95,7 @@ void FlatParameters::adopt_bucket(size_t b) {
     const at::Tensor view = view_of(slot.parameter, flat);
     view.copy_(tensor);
     tensor.set_data(view);
+    versions_[slot.parameter] = -1;
   }
   buckets_[b] = flat;
   if (!needs_copy(b)) {
@@ -132,10 +134,13 @@ std::vector<Slice> FlatParameters::slices_of(int rank) const {
   return result;
 }
 
-at::Tensor FlatParameters::own_range(size_t bucket) const {
+at::Tensor FlatParameters::own_range_of(size_t bucket, const at::Tensor& flat) const {
   const int rank = group_.rank();
-  return buckets_[bucket].narrow(0, plan_.range_begin(bucket, rank),
-                                 plan_.range_length(bucket, rank));
+  return flat.narrow(0, plan_.range_begin(bucket, rank), plan_.range_length(bucket, rank));
+}
+
+at::Tensor FlatParameters::own_range(size_t bucket) const {
+  return own_range_of(bucket, buckets_[bucket]);
 }
 
 at::Tensor FlatParameters::view_of(size_t parameter, const at::Tensor& flat) const {
@@ -306,11 +311,6 @@ at::ScalarType FlatParameters::gather_dtype(size_t bucket) const {
   return wanted && is_narrower(*wanted, own) ? *wanted : own;
 }
 
-/// This rank's exact values as all ranks see them.
-at::Tensor FlatParameters::published_values(size_t bucket) const {
-  return copies_[bucket].to(gather_dtype(bucket)).to(buckets_[bucket].scalar_type());
-}
-
 void FlatParameters::before_step() {
   TORCH_CHECK(
       scaled_by == 0,
@@ -318,16 +318,22 @@ void FlatParameters::before_step() {
       "instead of optimizer.step()");
   wait_for_values();
   adopt_replaced();
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (copies_[b].defined()) {
+  for (const Slice& slice : slices_) {
+    const size_t b = slice.piece.bucket;
+    if (copies_[b].defined() && has_changed(slice.piece.parameter)) {
       // What is no longer the rounded copy was set by someone else, and rules.
-      const at::Tensor range = own_range(b);
-      const at::Tensor is_ours = range.eq(published_values(b));
-      if (!is_ours.all().item<bool>()) {
-        copies_[b].copy_(at::where(is_ours, copies_[b], range.to(copies_[b].scalar_type())));
-      }
+      const at::Tensor now =
+          own_range(b).narrow(0, slice.piece.offset, slice.piece.numel()).to(gather_dtype(b));
+      const at::Tensor copy = copies_[b].narrow(0, slice.piece.offset, slice.piece.numel());
+      copy.copy_(at::where(now.eq(copy.to(now.scalar_type())), copy, now.to(copy.scalar_type())));
     }
   }
+}
+
+/// Whether somebody has written to a parameter since this was last asked.
+bool FlatParameters::has_changed(size_t parameter) {
+  const auto version = static_cast<int64_t>(parameters_[parameter].tensor._version());
+  return std::exchange(versions_[parameter], version) != version;
 }
 
 void FlatParameters::start_gather() {
@@ -335,16 +341,16 @@ void FlatParameters::start_gather() {
   wait_for_values();
   // The last buckets hold the first layers, which the next forward needs first.
   for (size_t b = buckets_.size(); b-- > 0;) {
-    const at::Tensor range = own_range(b);
-    if (copies_[b].defined()) {
-      range.copy_(published_values(b));
-    }
     const auto dtype = gather_dtype(b);
-    const bool is_narrow = dtype != range.scalar_type();
+    const bool is_narrow = dtype != buckets_[b].scalar_type();
     const at::Tensor target =
-        is_narrow ? at::empty(buckets_[b].sizes(), range.options().dtype(dtype)) : buckets_[b];
-    auto work = comm::all_gather(group_, target, range.to(dtype),
-                                 c10::str("parameters of bucket ", b), plan_.buckets()[b].bounds);
+        is_narrow ? at::empty(buckets_[b].sizes(), buckets_[b].options().dtype(dtype)) : buckets_[b];
+    const at::Tensor own = own_range_of(b, target);
+    if (copies_[b].defined()) {
+      own.copy_(copies_[b]);
+    }
+    auto work = comm::all_gather(group_, target, own, c10::str("parameters of bucket ", b),
+                                 plan_.buckets()[b].bounds);
     gathers_[b] = Gather{std::move(work), is_narrow ? target : at::Tensor()};
   }
 }

@@ -97,7 +97,8 @@ class FlatParameters {
 
   // Values.
 
-  /// To be called before the slices are stepped: exact copies follow parameters that were changed.
+  /// To be called before the slices are stepped: exact copies follow parameters that were changed in
+  /// place (not through .data, which autograd does not see).
   void before_step();
   /// Starts to bring every rank's ranges to all. Collective; does not block.
   void start_gather();
@@ -121,8 +122,9 @@ class FlatParameters {
   void make_slices();
   bool needs_copy(size_t bucket) const;
   at::Tensor own_range(size_t bucket) const;
+  at::Tensor own_range_of(size_t bucket, const at::Tensor& flat) const;
   at::ScalarType gather_dtype(size_t bucket) const;
-  at::Tensor published_values(size_t bucket) const;
+  bool has_changed(size_t parameter);
   void adopt_bucket(size_t bucket);
   void wait_for_bucket(size_t bucket);
 
@@ -137,6 +139,8 @@ class FlatParameters {
   std::vector<at::Tensor> gradient_ranges_;
   std::vector<bool> is_delivered_;
   std::vector<bool> has_gradient_;
+  /// How often each parameter had been written to when its exact copy was last compared with it.
+  std::vector<int64_t> versions_;
   std::vector<std::optional<Gather>> gathers_;
   bool is_used_ = false;
   bool is_settled_ = false;
