@@ -55,6 +55,10 @@ def bf16_wire(model: nn.Module) -> Trained:
     return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16)
 
 
+def bf16_overlap(model: nn.Module) -> Trained:
+    return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, overlap_gather=True)
+
+
 SYSTEMS = {
     "ddp": ddp,
     "ddp+zero": ddp_zero,
@@ -64,5 +68,6 @@ SYSTEMS = {
     "ours overlap": overlap,
     "ours bf16 grads": bf16_gradients,
     "ours bf16 wire": bf16_wire,
+    "ours bf16 overlap": bf16_overlap,
     "alone": alone,
 }

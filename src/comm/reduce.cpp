@@ -80,8 +80,7 @@ void reduce_widened(const at::Tensor& output, const std::vector<at::Tensor>& par
   for (int64_t begin = 0; begin < numel; begin += kChunk) {
     const int64_t length = std::min(kChunk, numel - begin);
     const at::Tensor target = output.narrow(0, begin, length);
-    const at::Tensor sum =
-        output.scalar_type() == at::kFloat ? target : sums.narrow(0, 0, length);
+    const at::Tensor sum = output.scalar_type() == at::kFloat ? target : sums.narrow(0, 0, length);
     const at::Tensor next = wide.narrow(0, 0, length);
     sum.copy_(parts[0].narrow(0, begin, length));
     for (size_t i = 1; i < parts.size(); ++i) {

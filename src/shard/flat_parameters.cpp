@@ -344,7 +344,8 @@ void FlatParameters::start_gather() {
     const auto dtype = gather_dtype(b);
     const bool is_narrow = dtype != buckets_[b].scalar_type();
     const at::Tensor target =
-        is_narrow ? at::empty(buckets_[b].sizes(), buckets_[b].options().dtype(dtype)) : buckets_[b];
+        is_narrow ? at::empty(buckets_[b].sizes(), buckets_[b].options().dtype(dtype))
+                  : buckets_[b];
     const at::Tensor own = own_range_of(b, target);
     if (copies_[b].defined()) {
       own.copy_(copies_[b]);

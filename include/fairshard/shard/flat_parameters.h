@@ -97,8 +97,8 @@ class FlatParameters {
 
   // Values.
 
-  /// To be called before the slices are stepped: exact copies follow parameters that were changed in
-  /// place (not through .data, which autograd does not see).
+  /// To be called before the slices are stepped: exact copies follow parameters that were changed
+  /// in place (not through .data, which autograd does not see).
   void before_step();
   /// Starts to bring every rank's ranges to all. Collective; does not block.
   void start_gather();

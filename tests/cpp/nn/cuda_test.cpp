@@ -58,8 +58,7 @@ TEST(CudaTraining, AModelThatIsMovedTooLateIsRefused) {
     const auto forward = [&] { parallel.forward(test::input(0, 0).to(device())); };
     const std::string error = test::error_of(forward);
     TORCH_CHECK(error.empty() == !at::hasCUDA(), error);
-    TORCH_CHECK(error.empty() || error.find("was moved to cuda:0") != std::string::npos,
-                error);
+    TORCH_CHECK(error.empty() || error.find("was moved to cuda:0") != std::string::npos, error);
   });
 }
 

@@ -51,6 +51,36 @@ TEST(Fused, SgdIsTorchs) {
   compare<SGD, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true));
 }
 
+/// Elements 0, 7, 25 and 49 of a parameter after 100 steps by gradients that are written out here.
+template <typename Fused, typename Options>
+std::vector<float> after_100_steps(const Options& options) {
+  const at::Tensor parameter = at::linspace(-1, 1, 50, at::kDouble).to(at::kFloat);
+  const at::Tensor k = at::arange(50, at::kDouble);
+  Fused optimizer(std::vector<at::Tensor>{parameter}, options);
+  for (int step = 0; step < 100; ++step) {
+    parameter.mutable_grad() = (k * 0.7 + step * 0.3).sin().to(at::kFloat) + parameter * 0.5;
+    optimizer.step();
+  }
+  std::vector<float> result;
+  for (const int64_t i : {0, 7, 25, 49}) {
+    result.push_back(parameter[i].item<float>());
+  }
+  return result;
+}
+
+// What Python's torch.optim classes with fused=True gave for the same (torch 2.11).
+TEST(Fused, ValuesAreThoseOfPythonsFusedOptimizers) {
+  using Values = std::vector<float>;
+  EXPECT_EQ(after_100_steps<AdamW>(AdamWOptions(1e-2).weight_decay(0.1).betas({0.9, 0.95})),
+            (Values{-0x1.10e258p-1, -0x1.5918a0p-2, 0x1.8c2f98p-7, 0x1.0b4ad4p-1}));
+  EXPECT_EQ(after_100_steps<AdamW>(AdamWOptions(1e-2).weight_decay(0.01).amsgrad(true)),
+            (Values{-0x1.254b94p-1, -0x1.783706p-2, 0x1.ab7c18p-7, 0x1.1eedf8p-1}));
+  EXPECT_EQ(after_100_steps<Adam>(AdamOptions(1e-2).weight_decay(0.1)),
+            (Values{-0x1.07cdeap-1, -0x1.5397b8p-2, 0x1.44c0a0p-7, 0x1.0319e2p-1}));
+  EXPECT_EQ(after_100_steps<SGD>(SGDOptions(1e-2).momentum(0.9).weight_decay(0.05).nesterov(true)),
+            (Values{-0x1.639538p-4, -0x1.a3a2bep-4, -0x1.b061b8p-4, 0x1.b3ec2cp-4}));
+}
+
 TEST(Fused, StateIsSavedAndLoaded) {
   auto model = test::make_model();
   AdamW optimizer(model->parameters(), AdamWOptions(1e-2));

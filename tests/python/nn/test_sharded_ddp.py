@@ -49,7 +49,7 @@ def _modes(rank, world_size):
     return True
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_trains_as_torch_ddp(world_size):
     assert all(run_ranks(world_size, _modes))
 
