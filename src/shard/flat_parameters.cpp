@@ -332,7 +332,7 @@ void FlatParameters::before_step() {
 
 /// Whether somebody has written to a parameter since this was last asked.
 bool FlatParameters::has_changed(size_t parameter) {
-  const auto version = static_cast<int64_t>(parameters_[parameter].tensor._version());
+  const int64_t version = parameters_[parameter].tensor._version();
   return std::exchange(versions_[parameter], version) != version;
 }
 
