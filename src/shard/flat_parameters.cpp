@@ -322,10 +322,13 @@ void FlatParameters::before_step() {
     const size_t b = slice.piece.bucket;
     if (copies_[b].defined() && has_changed(slice.piece.parameter)) {
       // What is no longer the rounded copy was set by someone else, and rules.
-      const at::Tensor now =
-          own_range(b).narrow(0, slice.piece.offset, slice.piece.numel()).to(gather_dtype(b));
-      const at::Tensor copy = copies_[b].narrow(0, slice.piece.offset, slice.piece.numel());
-      copy.copy_(at::where(now.eq(copy.to(now.scalar_type())), copy, now.to(copy.scalar_type())));
+      const auto part = [&](const at::Tensor& range) {
+        return range.narrow(0, slice.piece.offset, slice.piece.numel());
+      };
+      const at::Tensor now = part(own_range(b));
+      const at::Tensor copy = part(copies_[b]);
+      const at::Tensor published = copy.to(gather_dtype(b)).to(now.scalar_type());
+      copy.copy_(at::where(now.eq(published), copy, now.to(copy.scalar_type())));
     }
   }
 }
