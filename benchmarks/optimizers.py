@@ -1,4 +1,4 @@
-"""Python's fused AdamW beside the C++ ones: 200 tensors of 10,000 elements, one thread.
+"""Python's fused AdamW beside the C++ ones: 200 tensors of 10,000 elements.
 
 python benchmarks/optimizers.py      # runs build/bin/fairshard-bench-optimizers first
 """
@@ -14,7 +14,6 @@ import torch
 def main() -> None:
     program = Path(__file__).parents[1] / "build/bin/fairshard-bench-optimizers"
     subprocess.run([program], check=True)
-    torch.set_num_threads(1)
     parameters = [torch.ones(10000) for _ in range(200)]
     for parameter in parameters:
         parameter.grad = torch.full((10000,), 0.1)

@@ -4,6 +4,8 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
+#include <algorithm>
+
 namespace fairshard::comm {
 namespace {
 
@@ -29,6 +31,20 @@ std::string op_name(ReduceOp op) {
 }
 
 }  // namespace
+
+std::vector<at::Tensor> Call::split(const at::Tensor& whole) const {
+  const at::Tensor flat = whole.view(-1);
+  const int64_t length = (flat.numel() + size - 1) / size;
+  const auto bound = [&](int i) {
+    return bounds.empty() ? std::min(i * length, flat.numel()) : bounds[i];
+  };
+  std::vector<at::Tensor> parts;
+  parts.reserve(size);
+  for (int i = 0; i < size; ++i) {
+    parts.push_back(flat.slice(0, bound(i), bound(i + 1)));
+  }
+  return parts;
+}
 
 std::string Call::signature() const {
   std::string text = c10::str(kind_name(kind), " #", sequence);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace fairshard::comm {
 
@@ -23,6 +24,10 @@ struct Call {
   uint64_t sequence = 0;
   int rank = 0;
   int size = 1;
+
+  /// Every rank's part of the whole tensor, flat. Equal ones, if there are no bounds; the last ones
+  /// shorter or empty if it does not divide.
+  std::vector<at::Tensor> split(const at::Tensor& whole) const;
 
   /// For instance: reduce_scatter #12 "bucket 3" of Float[4096] on rank 1 of 4
   std::string describe() const;

@@ -4,7 +4,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -48,22 +47,6 @@ class RoundsOperation final : public Operation {
   Round round_;
   Then then_;
 };
-
-/// Every rank's part of a tensor. Equal ones, if the call says nothing else; the last ones shorter
-/// or empty if it does not divide.
-std::vector<at::Tensor> split(const at::Tensor& tensor, const Call& call) {
-  const at::Tensor flat = tensor.view(-1);
-  const int64_t length = (flat.numel() + call.size - 1) / call.size;
-  const auto bound = [&](int i) {
-    return call.bounds.empty() ? std::min(i * length, flat.numel()) : call.bounds[i];
-  };
-  std::vector<at::Tensor> result;
-  result.reserve(call.size);
-  for (int i = 0; i < call.size; ++i) {
-    result.push_back(flat.slice(0, bound(i), bound(i + 1)));
-  }
-  return result;
-}
 
 /// Builds one collective: posts its messages and says what follows.
 class Starter {
@@ -113,7 +96,7 @@ class Starter {
       // The tensor is being sent until the round is over, and only then becomes the output.
       return reduce_scatter(tensor.view(-1), std::vector<at::Tensor>(call_.size, tensor.view(-1)));
     }
-    const auto pieces = split(tensor, call_);
+    const auto pieces = call_.split(tensor);
     const auto parts = exchange_parts(pieces);
     // Only the rounds are left to the progress thread, so bytes of the second are counted here.
     for_each_peer([&](int) { sent_bytes_ += pieces[call_.rank].nbytes(); });
@@ -181,9 +164,9 @@ std::shared_ptr<Operation> start_exchange(c10::intrusive_ptr<c10d::ProcessGroup>
     case Kind::kBroadcast:
       return starter.broadcast(output);
     case Kind::kAllGather:
-      return starter.all_gather(split(output, call), input);
+      return starter.all_gather(call.split(output), input);
     case Kind::kReduceScatter:
-      return starter.reduce_scatter(output.view(-1), split(input, call));
+      return starter.reduce_scatter(output.view(-1), call.split(input));
     case Kind::kBarrier:
       break;
   }

@@ -65,14 +65,6 @@ auto reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
   }
 }
 
-std::vector<at::Tensor> parts_of(const at::Tensor& whole, const Bounds& bounds) {
-  std::vector<at::Tensor> parts;
-  for (size_t i = 1; i < bounds.size(); ++i) {
-    parts.push_back(whole.view(-1).slice(0, bounds[i - 1], bounds[i]));
-  }
-  return parts;
-}
-
 c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call, at::Tensor output,
                                      at::Tensor input, std::chrono::milliseconds timeout) {
   std::vector<at::Tensor> tensors{output};
@@ -94,7 +86,7 @@ c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call
       if (call.bounds.empty()) {
         return all_gather_flat(group, output, input);
       }
-      std::vector<std::vector<at::Tensor>> outputs{parts_of(output, call.bounds)};
+      std::vector<std::vector<at::Tensor>> outputs{call.split(output)};
       return group.allgather(outputs, inputs);
     }
     case Kind::kReduceScatter: {
@@ -104,7 +96,7 @@ c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call
       if (call.bounds.empty()) {
         return reduce_scatter_flat(group, output, input, options);
       }
-      std::vector<std::vector<at::Tensor>> parts{parts_of(input, call.bounds)};
+      std::vector<std::vector<at::Tensor>> parts{call.split(input)};
       return group.reduce_scatter(tensors, parts, options);
     }
     case Kind::kBarrier:

@@ -193,7 +193,6 @@ bool DataParallelBase::follow_others() {
       optimizer().clip_grad_norm(said.details[1], said.details[2]);
       break;
     case Action::kStep:
-      optimizer().share_learning_rates(said.leader);
       optimizer().step();
       break;
   }

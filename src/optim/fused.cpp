@@ -1,5 +1,8 @@
 #include <fairshard/optim/fused.h>
+#include <fairshard/shard/exact_copy.h>
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -8,8 +11,11 @@
 #include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
 
+#include <functional>
+
 namespace fairshard {
 
+using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using Tensors = std::vector<at::Tensor>;
 
@@ -21,6 +27,7 @@ void archive_state(Archive&& each, State& state) {
   each("average", state.average);
   each("square_average", state.square_average);
   each("largest_square_average", state.largest_square_average);
+  each("master", state.master);
 }
 
 using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
@@ -33,23 +40,35 @@ FusedState& state_of(States& states, const at::Tensor& parameter) {
   return static_cast<FusedState&>(*state);
 }
 
-Tensors with_gradients(const OptimizerParamGroup& group) {
-  Tensors result;
-  for (const auto& parameter : group.params()) {
-    if (parameter.grad().defined()) {
-      result.push_back(parameter);
-    }
+/// Runs `step(begin, end)` over tensors. On the CPU each thread takes tensors of its own: ATen's
+/// kernels share out every tensor to all threads, and wait for them after each.
+void for_tensors(const Tensors& tensors, const std::function<void(size_t, size_t)>& step) {
+  const auto count = static_cast<int64_t>(tensors.size());
+  const int64_t threads = at::get_num_threads();
+  if (!tensors[0].is_cpu() || count < 2 * threads) {
+    step(0, tensors.size());
+    return;
   }
-  return result;
+  const int64_t grain = (count + threads - 1) / threads;
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;  // not inherited from the thread that asks
+    step(static_cast<size_t>(begin), static_cast<size_t>(end));
+  });
 }
 
-Tensors gradients_of(const Tensors& parameters) {
-  Tensors result;
-  result.reserve(parameters.size());
-  for (const auto& parameter : parameters) {
-    result.push_back(parameter.grad());
+at::TensorList part(const Tensors& tensors, size_t begin, size_t end) {
+  return tensors.empty() ? at::TensorList() : at::TensorList(tensors).slice(begin, end - begin);
+}
+
+/// Adds one to each. For single numbers in host memory, ATen would take longer than the step does.
+void count(at::TensorList steps) {
+  if (!steps[0].is_cpu()) {
+    at::_foreach_add_(steps, 1);
+    return;
   }
-  return result;
+  for (const at::Tensor& step : steps) {
+    *step.mutable_data_ptr<float>() += 1;
+  }
 }
 
 struct Moments {
@@ -59,19 +78,18 @@ struct Moments {
   Tensors steps;
 };
 
-Moments moments_of(States& states, const Tensors& parameters, bool amsgrad) {
+Moments moments_of(const Tensors& values, const std::vector<FusedState*>& states, bool amsgrad) {
   Moments moments;
-  for (const auto& parameter : parameters) {
-    FusedState& state = state_of(states, parameter);
+  for (size_t i = 0; i < values.size(); ++i) {
+    FusedState& state = *states[i];
     if (!state.step.defined()) {
-      state.step = at::zeros({}, parameter.options().dtype(at::kFloat).requires_grad(false));
-      state.average = at::zeros_like(parameter);
-      state.square_average = at::zeros_like(parameter);
+      state.step = at::zeros({}, values[i].options().dtype(at::kFloat).requires_grad(false));
+      state.average = at::zeros_like(values[i]);
+      state.square_average = at::zeros_like(values[i]);
     }
     if (amsgrad && !state.largest_square_average.defined()) {
-      state.largest_square_average = at::zeros_like(parameter);
+      state.largest_square_average = at::zeros_like(values[i]);
     }
-    state.step.add_(1);
     moments.steps.push_back(state.step);
     moments.averages.push_back(state.average);
     moments.square_averages.push_back(state.square_average);
@@ -83,19 +101,18 @@ Moments moments_of(States& states, const Tensors& parameters, bool amsgrad) {
 }
 
 /// ATen's fused Adam and AdamW have one signature.
-template <typename Options, typename Kernel>
-void step_adam(const Options& options, States& states, const OptimizerParamGroup& group,
-               Kernel kernel) {
-  Tensors parameters = with_gradients(group);
-  if (parameters.empty()) {
-    return;
-  }
-  const Tensors gradients = gradients_of(parameters);
-  Moments moments = moments_of(states, parameters, options.amsgrad());
+template <typename Options, typename Targets, typename Kernel>
+void step_adam(const Options& options, const Targets& targets, Kernel kernel) {
+  const Moments moments = moments_of(targets.values, targets.states, options.amsgrad());
   const auto [beta1, beta2] = options.betas();
-  kernel(parameters, gradients, moments.averages, moments.square_averages,
-         moments.largest_square_averages, moments.steps, options.lr(), beta1, beta2,
-         options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false);
+  for_tensors(targets.values, [&, beta1 = beta1, beta2 = beta2](size_t begin, size_t end) {
+    const auto steps = part(moments.steps, begin, end);
+    count(steps);
+    kernel(part(targets.values, begin, end), part(targets.gradients, begin, end),
+           part(moments.averages, begin, end), part(moments.square_averages, begin, end),
+           part(moments.largest_square_averages, begin, end), steps, options.lr(), beta1, beta2,
+           options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false);
+  });
 }
 
 }  // namespace
@@ -124,47 +141,90 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
-  for (auto& group : param_groups_) {
+  for (const auto& group : param_groups_) {
     step_group(group);
   }
   return loss;
 }
 
+bool FusedOptimizer::has_master(const at::Tensor& parameter) const {
+  return options_.master_weights() && parameter.is_floating_point() &&
+         c10::elementSize(parameter.scalar_type()) < sizeof(float);
+}
+
+void FusedOptimizer::step_group(const OptimizerParamGroup& group) {
+  Targets targets;
+  Tensors rounded;
+  for (const auto& parameter : group.params()) {
+    if (!parameter.grad().defined()) {
+      continue;
+    }
+    FusedState& state = state_of(state_, parameter);
+    targets.states.push_back(&state);
+    if (!has_master(parameter)) {
+      targets.values.push_back(parameter);
+      targets.gradients.push_back(parameter.grad());
+      continue;
+    }
+    if (!state.master.defined()) {
+      state.master = parameter.detach().to(at::kFloat);
+    } else if (state.seen_version != parameter._version()) {
+      shard::follow_rounded(state.master, parameter, parameter.scalar_type());
+    }
+    rounded.push_back(parameter);
+    targets.values.push_back(state.master);
+    targets.gradients.push_back(parameter.grad().to(at::kFloat));
+  }
+  if (targets.values.empty()) {
+    return;
+  }
+  step_targets(group.options(), targets);
+  for (const auto& parameter : rounded) {
+    FusedState& state = state_of(state_, parameter);
+    at::Tensor(parameter).copy_(state.master);
+    state.seen_version = parameter._version();
+  }
+}
+
 }  // namespace detail
 
-void AdamW::step_group(OptimizerParamGroup& group) {
-  step_adam(static_cast<const Options&>(group.options()), state_, group,
+void AdamW::step_targets(const OptimizerOptions& options, const Targets& targets) {
+  step_adam(static_cast<const Options&>(options), targets,
             [](auto&&... arguments) { at::_fused_adamw_(arguments...); });
 }
 
-void Adam::step_group(OptimizerParamGroup& group) {
-  step_adam(static_cast<const Options&>(group.options()), state_, group,
+void Adam::step_targets(const OptimizerOptions& options, const Targets& targets) {
+  step_adam(static_cast<const Options&>(options), targets,
             [](auto&&... arguments) { at::_fused_adam_(arguments...); });
 }
 
-void SGD::step_group(OptimizerParamGroup& group) {
-  const auto& options = static_cast<const Options&>(group.options());
+void SGD::step_targets(const OptimizerOptions& options, const Targets& targets) {
+  const auto& sgd = static_cast<const Options&>(options);
   // The fused call takes one answer to "is this the first step?" for all of its tensors.
-  Tensors known;
-  Tensors fresh;
-  for (const auto& parameter : with_gradients(group)) {
-    const bool has_average = state_of(state_, parameter).average.defined();
-    (has_average || options.momentum() == 0 ? known : fresh).push_back(parameter);
-  }
-  for (const bool is_first : {true, false}) {
-    const Tensors& parameters = is_first ? fresh : known;
-    if (parameters.empty()) {
+  for (const bool is_first : {false, true}) {
+    Tensors values;
+    Tensors gradients;
+    Tensors averages;
+    for (size_t i = 0; i < targets.values.size(); ++i) {
+      at::Tensor& average = targets.states[i]->average;
+      if (is_first != (sgd.momentum() != 0 && !average.defined())) {
+        continue;
+      }
+      values.push_back(targets.values[i]);
+      gradients.push_back(targets.gradients[i]);
+      if (sgd.momentum() != 0) {
+        average = is_first ? at::zeros_like(values.back()) : average;
+        averages.push_back(average);
+      }
+    }
+    if (values.empty()) {
       continue;
     }
-    Tensors averages;
-    for (size_t i = 0; i < parameters.size() && options.momentum() != 0; ++i) {
-      at::Tensor& average = state_of(state_, parameters[i]).average;
-      average = is_first ? at::zeros_like(parameters[i]) : average;
-      averages.push_back(average);
-    }
-    at::_fused_sgd_(parameters, gradients_of(parameters), averages, options.weight_decay(),
-                    options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    /*maximize=*/false, is_first);
+    for_tensors(values, [&](size_t begin, size_t end) {
+      at::_fused_sgd_(part(values, begin, end), part(gradients, begin, end),
+                      part(averages, begin, end), sgd.weight_decay(), sgd.momentum(), sgd.lr(),
+                      sgd.dampening(), sgd.nesterov(), /*maximize=*/false, is_first);
+    });
   }
 }
 

@@ -1,3 +1,4 @@
+#include "gradients.h"
 #include <fairshard/optim/grad_scaler.h>
 #include <fairshard/optim/oss.h>
 #include <fairshard/scale/scaled_backward.h>
@@ -13,24 +14,10 @@
 namespace fairshard {
 namespace {
 
-std::vector<at::Tensor> gradients_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> gradients;
-  if (const auto* const oss = dynamic_cast<const OssBase*>(&optimizer)) {
-    for (const auto& part : oss->parts()) {
-      const auto memory = part->gradient_memory();
-      gradients.insert(gradients.end(), memory.begin(), memory.end());
-      part->scaled_by = 0;
-    }
-    return gradients;
-  }
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      if (parameter.grad().defined()) {
-        gradients.push_back(parameter.grad());
-      }
-    }
-  }
-  return gradients;
+/// The ranks that step together, and so must agree.
+const comm::Group& group_of(const torch::optim::Optimizer& optimizer, const comm::Group& others) {
+  const auto* const oss = dynamic_cast<const OssBase*>(&optimizer);
+  return oss ? oss->parts().front()->group() : others;
 }
 
 int64_t next_number() {
@@ -61,10 +48,11 @@ at::Tensor ShardedGradScaler::scale(const at::Tensor& loss) {
   }
   scale_ = scale_.to(loss.device());
   steps_since_growth_ = steps_since_growth_.to(loss.device());
-  at::Tensor scaled = loss * scale_.view(std::vector<int64_t>(loss.dim(), 1)).to(at::kFloat);
+  at::Tensor scaled = loss * scale_.view(std::vector<int64_t>(loss.dim(), 1));
   if (scaled.requires_grad()) {
-    scaled.register_hook(
-        [number = number_](const at::Tensor&) { scale::mark_scaled_backward(number); });
+    scaled.register_hook([number = number_, scale = scale_](const at::Tensor&) {
+      scale::mark_scaled_backward(number, scale);
+    });
   }
   return scaled;
 }
@@ -79,8 +67,13 @@ void ShardedGradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(progress.stage != Stage::kStepped,
               "unscale_() is called after step(), without an update() between them");
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  progress.found_infinity =
-      scale::unscale(group_, gradients_of(optimizer), inverse, scale_.device());
+  progress.found_infinity = scale::unscale(
+      group_of(optimizer, group_), detail::gradient_memory_of(optimizer), inverse, scale_.device());
+  if (const auto* const oss = dynamic_cast<const OssBase*>(&optimizer)) {
+    for (const auto& part : oss->parts()) {
+      part->scaled_by = 0;
+    }
+  }
   progress.stage = Stage::kUnscaled;
 }
 

@@ -64,8 +64,7 @@ void OssBase::zero_grad(bool set_to_none) {
 }
 
 at::Tensor OssBase::clip_grad_norm(double max_norm, double norm_type) {
-  const auto& join = parts_[0]->join;
-  if (join && !join->is_following()) {
+  if (const auto& join = parts_[0]->join) {
     join->announce(Join::Action::kClip, {static_cast<double>(number_), max_norm, norm_type});
   }
   return shard::clip_gradients(parts_, max_norm, norm_type);
@@ -96,8 +95,7 @@ void OssBase::after_step() {
 }
 
 void OssBase::announce_step() {
-  const auto& join = parts_[0]->join;
-  if (join && !join->is_following()) {
+  if (const auto& join = parts_[0]->join) {
     const auto said = join->announce(Join::Action::kStep, {static_cast<double>(number_), 0, 0});
     share_learning_rates(said.leader);
   }

@@ -60,9 +60,6 @@ Schedule sequence_schedule(Schedule first, int64_t steps, Schedule rest) {
 
 LearningRate::LearningRate(torch::optim::Optimizer& optimizer, Schedule schedule)
     : optimizer_(optimizer), schedule_(std::move(schedule)) {
-  for (const auto& group : optimizer.param_groups()) {
-    base_rates_.push_back(group.options().get_lr());
-  }
   apply();
 }
 
@@ -80,7 +77,7 @@ double LearningRate::rate(size_t group) const {
 
 void LearningRate::apply() {
   auto& groups = optimizer_.param_groups();
-  // Groups that were added since begin with the rate that they came with.
+  // New groups begin with the rate that they came with.
   for (size_t i = base_rates_.size(); i < groups.size(); ++i) {
     base_rates_.push_back(groups[i].options().get_lr());
   }

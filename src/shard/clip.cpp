@@ -19,10 +19,8 @@ using Selects = std::function<bool(const at::Tensor&)>;
 /// infinite.
 at::Tensor own_powers(const FlatParameters& part, double norm_type, const Selects& selects) {
   std::vector<at::Tensor> gradients;
-  for (const Slice& slice : part.slices()) {
-    const at::Tensor gradient = part.gradient_of(slice);
-    const at::Tensor& parameter = part.parameters()[slice.piece.parameter].tensor;
-    if (gradient.defined() && (!selects || selects(parameter))) {
+  for (const auto& [parameter, gradient] : part.own_gradients()) {
+    if (!selects || selects(parameter)) {
       gradients.push_back(gradient);
     }
   }

@@ -1,11 +1,11 @@
 #include <fairshard/shard/agree.h>
+#include <fairshard/shard/exact_copy.h>
 #include <fairshard/shard/flat_parameters.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -305,6 +305,16 @@ at::Tensor FlatParameters::gradient_of(const Slice& slice) const {
   return shaped(in_order, piece.begin);
 }
 
+std::vector<std::pair<at::Tensor, at::Tensor>> FlatParameters::own_gradients() const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> result;
+  for (const Slice& slice : slices_) {
+    if (const at::Tensor gradient = gradient_of(slice); gradient.defined()) {
+      result.emplace_back(parameters_[slice.piece.parameter].tensor, gradient);
+    }
+  }
+  return result;
+}
+
 at::ScalarType FlatParameters::gather_dtype(size_t bucket) const {
   const at::ScalarType own = buckets_[bucket].scalar_type();
   const auto& wanted = options_.gather_dtype();
@@ -321,14 +331,10 @@ void FlatParameters::before_step() {
   for (const Slice& slice : slices_) {
     const size_t b = slice.piece.bucket;
     if (copies_[b].defined() && has_changed(slice.piece.parameter)) {
-      // What is no longer the rounded copy was set by someone else, and rules.
       const auto part = [&](const at::Tensor& range) {
         return range.narrow(0, slice.piece.offset, slice.piece.numel());
       };
-      const at::Tensor now = part(own_range(b));
-      const at::Tensor copy = part(copies_[b]);
-      const at::Tensor published = copy.to(gather_dtype(b)).to(now.scalar_type());
-      copy.copy_(at::where(now.eq(published), copy, now.to(copy.scalar_type())));
+      follow_rounded(part(copies_[b]), part(own_range(b)), gather_dtype(b));
     }
   }
 }

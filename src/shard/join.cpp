@@ -6,7 +6,7 @@
 namespace fairshard::shard {
 
 Join::Announcement Join::announce(Action action, const Details& details) {
-  return exchange({action, details, group_.rank()});
+  return is_following_ ? last_ : exchange({action, details, group_.rank()});
 }
 
 Join::Announcement Join::follow() {

@@ -4,6 +4,7 @@
 
 #include <fairshard/optim/element_wise.h>
 
+#include <torch/arg.h>
 #include <torch/optim/serialize.h>
 
 #include <memory>
@@ -12,12 +13,22 @@
 
 namespace fairshard {
 
+struct FusedOptions {
+  /// Parameters in float16 and bfloat16 are stepped in float32, on copies; what is written to a
+  /// parameter in between is followed. (An OSS has an option of its own for this.)
+  TORCH_ARG(bool, master_weights) = false;
+};
+
 /// The state of one tensor, for Adam and AdamW, and (`average` alone) for SGD with momentum.
 struct FusedState : torch::optim::OptimizerCloneableParamState<FusedState> {
   at::Tensor step;
   at::Tensor average;
   at::Tensor square_average;
   at::Tensor largest_square_average;
+  /// See FusedOptions::master_weights.
+  at::Tensor master;
+  /// How often the parameter had been written to when it was last set from the master.
+  int64_t seen_version = -1;
 
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
@@ -29,12 +40,29 @@ namespace detail {
 class FusedOptimizer : public torch::optim::Optimizer {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
-  using Optimizer::Optimizer;
 
   at::Tensor step(LossClosure closure = nullptr) override;
 
  protected:
-  virtual void step_group(torch::optim::OptimizerParamGroup& group) = 0;
+  /// What a step changes: tensors with their gradients and states.
+  struct Targets {
+    std::vector<at::Tensor> values;
+    std::vector<at::Tensor> gradients;
+    std::vector<FusedState*> states;
+  };
+
+  FusedOptimizer(const Groups& groups, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                 const FusedOptions& options)
+      : Optimizer(groups, std::move(defaults)), options_(options) {}
+
+  virtual void step_targets(const torch::optim::OptimizerOptions& options,
+                            const Targets& targets) = 0;
+
+ private:
+  void step_group(const torch::optim::OptimizerParamGroup& group);
+  bool has_master(const at::Tensor& parameter) const;
+
+  FusedOptions options_;
 };
 
 /// A fused optimizer over one class of options, for all that take tensors or groups.
@@ -42,10 +70,13 @@ template <typename Options_>
 class FusedOptimizerOf : public FusedOptimizer {
  public:
   using Options = Options_;
-  explicit FusedOptimizerOf(const Groups& groups, const Options& defaults = {})
-      : FusedOptimizer(groups, std::make_unique<Options>(defaults)) {}
-  explicit FusedOptimizerOf(const std::vector<at::Tensor>& parameters, const Options& defaults = {})
-      : FusedOptimizerOf(Groups{torch::optim::OptimizerParamGroup(parameters)}, defaults) {}
+  explicit FusedOptimizerOf(const Groups& groups, const Options& defaults = {},
+                            const FusedOptions& options = {})
+      : FusedOptimizer(groups, std::make_unique<Options>(defaults), options) {}
+  explicit FusedOptimizerOf(const std::vector<at::Tensor>& parameters, const Options& defaults = {},
+                            const FusedOptions& options = {})
+      : FusedOptimizerOf(Groups{torch::optim::OptimizerParamGroup(parameters)}, defaults, options) {
+  }
 
   void save(torch::serialize::OutputArchive& archive) const override {
     torch::optim::serialize<FusedState, Options>(archive, *this);
@@ -62,7 +93,7 @@ class AdamW : public detail::FusedOptimizerOf<torch::optim::AdamWOptions> {
   using FusedOptimizerOf::FusedOptimizerOf;
 
  private:
-  void step_group(torch::optim::OptimizerParamGroup& group) override;
+  void step_targets(const torch::optim::OptimizerOptions& options, const Targets& targets) override;
 };
 
 class Adam : public detail::FusedOptimizerOf<torch::optim::AdamOptions> {
@@ -70,7 +101,7 @@ class Adam : public detail::FusedOptimizerOf<torch::optim::AdamOptions> {
   using FusedOptimizerOf::FusedOptimizerOf;
 
  private:
-  void step_group(torch::optim::OptimizerParamGroup& group) override;
+  void step_targets(const torch::optim::OptimizerOptions& options, const Targets& targets) override;
 };
 
 class SGD : public detail::FusedOptimizerOf<torch::optim::SGDOptions> {
@@ -78,7 +109,7 @@ class SGD : public detail::FusedOptimizerOf<torch::optim::SGDOptions> {
   using FusedOptimizerOf::FusedOptimizerOf;
 
  private:
-  void step_group(torch::optim::OptimizerParamGroup& group) override;
+  void step_targets(const torch::optim::OptimizerOptions& options, const Targets& targets) override;
 };
 
 template <>

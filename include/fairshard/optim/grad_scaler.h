@@ -35,6 +35,7 @@ struct GradScalerOptions {
 ///   scaler.update();
 class ShardedGradScaler {
  public:
+  /// `group`: who agrees on the steps of plain optimizers. An OSS brings its own.
   explicit ShardedGradScaler(comm::Group group, const GradScalerOptions& options = {});
 
   /// The loss times the scale. Local.

@@ -132,11 +132,13 @@ class OSS : public OssBase {
     }
     const at::NoGradGuard no_grad;
     before_step();
-    const bool is_changed = have_slices_changed();
     for (size_t i = 0; i < param_groups().size(); ++i) {
       base_->param_groups()[i].set_options(param_groups()[i].options().clone());
-      if (is_changed) {
-        base_->param_groups()[i].params() = slices()[i];
+    }
+    if (have_slices_changed()) {
+      auto sliced = slices();
+      for (size_t i = 0; i < sliced.size(); ++i) {
+        base_->param_groups()[i].params() = std::move(sliced[i]);
       }
     }
     base_->step();
@@ -156,11 +158,12 @@ class OSS : public OssBase {
       : OssBase(group, std::make_unique<Options>(options), oss_options,
                 IsElementWise<Base>::value ? shard::Partition::kEven : shard::Partition::kTensor) {
     take(named);
+    const auto own = slices();
     Groups sliced;
     for (size_t i = 0; i < named.size(); ++i) {
       Optimizer::add_param_group(
           groups.empty() ? torch::optim::OptimizerParamGroup(tensors(named[i])) : groups[i]);
-      sliced.emplace_back(slices()[i], param_groups().back().options().clone());
+      sliced.emplace_back(own[i], param_groups().back().options().clone());
     }
     base_ = std::make_unique<Base>(std::move(sliced), std::move(options));
   }

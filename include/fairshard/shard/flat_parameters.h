@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace fairshard::shard {
@@ -89,6 +90,8 @@ class FlatParameters {
   /// The gradient for a slice, or an undefined tensor if there is none: this part of the
   /// parameter's own .grad (under torch's DDP, or set by hand), or else what the reducer delivered.
   at::Tensor gradient_of(const Slice& slice) const;
+  /// Parameters with this rank's part of their gradients, where there is one.
+  std::vector<std::pair<at::Tensor, at::Tensor>> own_gradients() const;
   /// All memory that gradients of this rank lie in, to be scaled: delivered ranges and whole
   /// .grads.
   std::vector<at::Tensor> gradient_memory() const;

@@ -26,11 +26,12 @@ class Join {
 
   explicit Join(comm::Group group) : group_(std::move(group)) {}
 
-  /// For ranks that still have inputs. Collective with the others' announce() and follow().
+  /// Says what this rank does. Collective with the others' announce() and follow(). A rank that
+  /// follows has nothing to say, and gets what it follows.
   Announcement announce(Action action, const Details& details = {});
   /// For ranks that have none left: what the others are about to do; nothing, when all have joined.
   Announcement follow();
-  /// Whether this rank follows; then it has nothing to announce.
+  /// Whether this rank follows the others.
   bool is_following() const { return is_following_; }
   /// What was announced last, by any rank; its leader is -1 if nothing was.
   const Announcement& last() const { return last_; }

@@ -1,6 +1,7 @@
 """Optimizers whose state is sharded over ranks."""
 
+from fairshard.optim.adascale import AdaScale, AdaScaleWrapper
 from fairshard.optim.grad_scaler import ShardedGradScaler
 from fairshard.optim.oss import OSS
 
-__all__ = ["OSS", "ShardedGradScaler"]
+__all__ = ["OSS", "AdaScale", "AdaScaleWrapper", "ShardedGradScaler"]

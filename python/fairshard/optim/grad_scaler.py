@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from fairshard import comm
 from fairshard._core import scale as _scale
+from fairshard.optim._gradients import gradient_memory
 
 __all__ = ["ShardedGradScaler"]
 
@@ -69,12 +70,12 @@ class ShardedGradScaler(torch.amp.GradScaler):
         return scaled
 
     def _mark(self, _: torch.Tensor) -> None:
-        _scale.mark_scaled_backward(self._number)
+        _scale.mark_scaled_backward(self._number, self._scale)
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
-        gradients = _gradients(optimizer)
+        gradients = gradient_memory(optimizer)
         if not allow_fp16 and any(gradient.dtype == torch.float16 for gradient in gradients):
             raise ValueError("Attempting to unscale FP16 gradients.")
         group = getattr(optimizer, "group", None)
@@ -112,22 +113,3 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for item in value for tensor in _tensors(item)]
-
-
-def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All memory that this rank's gradients for the optimizer lie in."""
-    parts = getattr(optimizer, "parts", None)
-    if parts is not None:
-        return [gradient for part in parts for gradient in part.gradient_memory()]
-    result = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            if parameter.grad.is_sparse:
-                if parameter.grad.dtype is torch.float16:
-                    parameter.grad = parameter.grad.coalesce()
-                result.append(parameter.grad._values())
-            else:
-                result.append(parameter.grad)
-    return result

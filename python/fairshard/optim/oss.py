@@ -97,7 +97,7 @@ class OSS(torch.optim.Optimizer):
         self._overlap_gather = overlap_gather
         self._layout = {
             "bucket_bytes": bucket_bytes,
-            "whole_tensors": _needs_whole_tensors(optim, partition),
+            "whole_tensors": _needs_whole_tensors(_class_of_steps(optim, default), partition),
             "master_weights": master_weights,
             "gather_dtype": torch.float16 if broadcast_fp16 else gather_dtype,
         }
@@ -113,6 +113,11 @@ class OSS(torch.optim.Optimizer):
         self._base = optim(self._sliced_groups(self.param_groups), **default)
         self.defaults = self._base.defaults
         self._groups_from_base()
+        for ours, theirs in zip(self.param_groups, self._base.param_groups, strict=True):
+            for key in ours.keys() - theirs.keys() - {"param_names"}:
+                del ours[key]  # options of a wrapper around the base optimizer, not of a group
+        if hasattr(self._base, "measure_for"):
+            self._base.measure_for(self)  # an AdaScale
 
     @property
     def optim(self) -> torch.optim.Optimizer:
@@ -156,10 +161,6 @@ class OSS(torch.optim.Optimizer):
         if scaler is not None:
             scaler.step_scaled(self, **kwargs)
             return loss
-        join = self._parts[0].join
-        if join is not None and not join.is_following:
-            said = join.announce(_shard.Join.Action.STEP, [self._join_number, 0, 0])
-            share_numbers(self._comm, self.param_groups, said.leader)
         self._step_share(kwargs)
         return loss
 
@@ -170,10 +171,13 @@ class OSS(torch.optim.Optimizer):
         if said.action == _shard.Join.Action.CLIP:
             self.clip_grad_norm(*details)
         else:
-            share_numbers(self._comm, self.param_groups, said.leader)
             self._step_share({})
 
     def _step_share(self, kwargs: dict) -> None:
+        join = self._parts[0].join
+        if join is not None:
+            said = join.announce(_shard.Join.Action.STEP, [self._join_number, 0, 0])
+            share_numbers(self._comm, self.param_groups, said.leader)
         for part in self._parts:
             part.before_step()
         self._groups_to_base()
@@ -228,7 +232,7 @@ class OSS(torch.optim.Optimizer):
         if filter_params_fn is not None:
             selected = list(filter_params_fn([p for group in self.param_groups for p in group["params"]]))
         join = self._parts[0].join
-        if join is not None and not join.is_following:
+        if join is not None:
             if selected is not None:
                 raise RuntimeError("OSS: clip_grad_norm with filter_params_fn cannot be used within join()")
             join.announce(_shard.Join.Action.CLIP, [self._join_number, max_norm, norm_type])
@@ -239,6 +243,8 @@ class OSS(torch.optim.Optimizer):
         self.wait_for_parameters()
         self._groups_to_base()
         state = _state.consolidate(self, recipient_rank in (-1, self._comm.rank))
+        if state is not None and hasattr(self._base, "shared_state"):
+            state["adascale"] = self._base.shared_state()
         self._consolidated = state
 
     def state_dict(self, all_ranks: bool = False) -> dict:
@@ -256,6 +262,8 @@ class OSS(torch.optim.Optimizer):
         ``state_dict`` is left as it was.
         """
         self._base.load_state_dict(_state.share_of(self, state_dict))
+        if hasattr(self._base, "load_shared_state") and "adascale" in state_dict:
+            self._base.load_shared_state(state_dict["adascale"])
         self._groups_from_base()
         for part in self._parts:
             part.settle()
@@ -326,6 +334,11 @@ class OSS(torch.optim.Optimizer):
 def _copy_options(source: list[dict], target: list[dict]) -> None:
     for a, b in zip(source, target, strict=True):
         b.update({key: value for key, value in a.items() if key not in ("params", "param_names")})
+
+
+def _class_of_steps(optim: type, options: dict) -> type:
+    """The class that does the arithmetic, if ``optim`` is one that wraps another."""
+    return optim.class_of_steps(options) if hasattr(optim, "class_of_steps") else optim
 
 
 def _needs_whole_tensors(optim: type, partition: str) -> bool:

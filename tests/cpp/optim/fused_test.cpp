@@ -81,6 +81,54 @@ TEST(Fused, ValuesAreThoseOfPythonsFusedOptimizers) {
             (Values{-0x1.639538p-4, -0x1.a3a2bep-4, -0x1.b061b8p-4, 0x1.b3ec2cp-4}));
 }
 
+/// A bfloat16 parameter with a master beside a float32 one that gets the same gradients.
+template <typename Fused, typename Options>
+void compare_with_float32(const Options& options) {
+  const at::Tensor exact = at::linspace(-1, 1, 50).to(at::kBFloat16).to(at::kFloat);
+  const at::Tensor rounded = exact.to(at::kBFloat16);
+  Fused plain(std::vector<at::Tensor>{exact}, options);
+  Fused with_master(std::vector<at::Tensor>{rounded}, options, FusedOptions().master_weights(true));
+  for (int step = 0; step < 20; ++step) {
+    const at::Tensor gradient = (at::arange(50) * 0.7 + step * 0.3).sin().to(at::kBFloat16);
+    exact.mutable_grad() = gradient.to(at::kFloat);
+    rounded.mutable_grad() = gradient;
+    plain.step();
+    with_master.step();
+    ASSERT_TRUE(rounded.equal(exact.to(at::kBFloat16))) << "step " << step;
+    if (step == 10) {  // what the user writes rules, and the rest stays exact
+      exact.slice(0, 0, 5).fill_(0.5);
+      rounded.slice(0, 0, 5).fill_(0.5);
+    }
+  }
+}
+
+TEST(Fused, MasterWeightsStepInFloat32) {
+  compare_with_float32<AdamW>(AdamWOptions(1e-4).weight_decay(0.1));
+  compare_with_float32<Adam>(AdamOptions(1e-4));
+  compare_with_float32<SGD>(SGDOptions(1e-4).momentum(0.9));
+}
+
+TEST(Fused, ManyTensorsAreSteppedByAllThreads) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(3);
+  std::vector<at::Tensor> ours;
+  std::vector<at::Tensor> theirs;
+  for (int64_t i = 1; i <= 20; ++i) {
+    ours.push_back(at::linspace(-1, 1, 37 * i));
+    theirs.push_back(ours.back().clone());
+    ours.back().mutable_grad() = theirs.back().cos();
+    theirs.back().mutable_grad() = theirs.back().cos();
+  }
+  SGD fused(ours, SGDOptions(0.1).momentum(0.9));
+  torch::optim::SGD plain(theirs, SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < 3; ++step) {
+    fused.step();
+    plain.step();
+  }
+  at::set_num_threads(threads);
+  test::require_same(ours, theirs, false);
+}
+
 TEST(Fused, StateIsSavedAndLoaded) {
   auto model = test::make_model();
   AdamW optimizer(model->parameters(), AdamWOptions(1e-2));

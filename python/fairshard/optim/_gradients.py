@@ -1,0 +1,22 @@
+"""Where an optimizer's gradients lie."""
+
+import torch
+
+
+def gradient_memory(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All memory of this rank that has gradients of the optimizer, which may be an OSS."""
+    parts = getattr(optimizer, "parts", None)
+    if parts is not None:
+        return [gradient for part in parts for gradient in part.gradient_memory()]
+    result = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
+                if parameter.grad.dtype is torch.float16:
+                    parameter.grad = parameter.grad.coalesce()
+                result.append(parameter.grad._values())
+            else:
+                result.append(parameter.grad)
+    return result
