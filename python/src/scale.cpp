@@ -37,7 +37,9 @@ void bind_gain_meter(py::module_& m) {
           },
           "Measures what this rank owns of sharded parameters, instead of .grad.")
       .def("add_group", &GainMeter::add_group)
+      .def("require_measurement", &GainMeter::require_measurement)
       .def("count_step", &GainMeter::count_step, released)
+      .def("forget", &GainMeter::forget)
       .def("gains", &GainMeter::gains, released)
       .def("gain", &GainMeter::gain, released)
       .def("effective_steps", &GainMeter::effective_steps)

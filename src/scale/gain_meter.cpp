@@ -6,6 +6,8 @@
 #include <ATen/ops/dot.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -18,14 +20,15 @@ namespace fairshard::scale {
 namespace {
 
 at::Tensor square_norm(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.is_sparse() ? tensor.coalesce().values() : tensor;
-  if (values.is_cpu() && values.scalar_type() == at::kFloat && values.is_contiguous()) {
+  at::Tensor values = tensor.is_sparse() ? tensor.coalesce().values() : tensor;
+  values = values.is_complex() ? at::view_as_real(values.resolve_conj()) : values;
+  const bool is_wide = c10::elementSize(values.scalar_type()) >= sizeof(float);
+  if (values.is_cpu() && is_wide && values.is_contiguous()) {
     const at::Tensor flat = values.view(-1);  // by far the fastest there
     return at::dot(flat, flat).to(at::kDouble);
   }
-  return at::linalg_vector_norm(values, 2, std::nullopt, false, at::kFloat)
-      .to(at::kDouble)
-      .square();
+  const auto dtype = is_wide ? values.scalar_type() : at::kFloat;
+  return at::linalg_vector_norm(values, 2, std::nullopt, false, dtype).to(at::kDouble).square();
 }
 
 void add(at::Tensor& sum, const at::Tensor& value) {
@@ -88,21 +91,25 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
     hooked_.clear();
   }
 
-  bool is_measured() const {
-    const std::lock_guard lock(mutex_);
-    return measured_.has_value();
-  }
-
-  void count_step() {
+  void require_measurement() const {
     const std::lock_guard lock(mutex_);
     TORCH_CHECK(measured_, "a step needs ", options_.accumulation(),
                 options_.accumulation() == 1 ? " backward pass" : " backward passes",
                 " since the last one, but there were ", backwards_);
+  }
+
+  void count_step() {
+    require_measurement();
+    const std::lock_guard lock(mutex_);
     used_ = std::move(*measured_);
-    measured_.reset();
-    backwards_ = 0;
-    const at::Tensor gain = used_.gain();
+    const at::Tensor gain = at::where(is_finite_, used_.gain(), 0.0);
     effective_steps_ = effective_steps_.to(gain.device()) + gain;
+    begin_step();
+  }
+
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    begin_step();
   }
 
   void measure_from(std::function<Gradients()> own_gradients) {
@@ -119,6 +126,7 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
 
   void set_scale(double scale, bool updates_estimate) {
     const std::lock_guard lock(mutex_);
+    options_.scale(scale);
     used_.set_scale(scale, updates_estimate);
     if (measured_) {
       measured_->set_scale(scale, updates_estimate);
@@ -128,11 +136,11 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
   void set_accumulation(int64_t accumulation) {
     const int64_t ranks = size_of(group_);
     check_accumulation(accumulation, ranks);
-    // One backward on one rank is a normal batch as before, so that the estimate stays.
-    if (used_.scale() == static_cast<double>(ranks * options_.accumulation())) {
-      set_scale(static_cast<double>(ranks * accumulation), false);
-    }
     const std::lock_guard lock(mutex_);
+    if (!options_.scale()) {
+      // One backward on one rank is a normal batch as before, so that the estimate stays.
+      used_.set_scale(static_cast<double>(ranks * accumulation), false);
+    }
     options_.accumulation(accumulation);
     begin_step();
   }
@@ -146,7 +154,7 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
 
  private:
   void hook(const at::Tensor& parameter, size_t group) {
-    if (!parameter.is_floating_point()) {
+    if (!parameter.is_floating_point() && !parameter.is_complex()) {
       return;
     }
     // Frozen parameters may be unfrozen later; torch hooks only what requires a gradient.
@@ -233,6 +241,7 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
     } else {
       both[1].div_(square);  // of the mean; the gradients add up to a sum
     }
+    is_finite_ = both.isfinite().all();
     measured_ = used_.updated(both[0], both[1], size_of(group_) * options_.accumulation());
   }
 
@@ -277,6 +286,7 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
   /// What steps have used, and the same with what was measured since.
   RunningGain used_;
   std::optional<RunningGain> measured_;
+  at::Tensor is_finite_;
   at::Tensor effective_steps_ = at::zeros({}, at::kDouble);
 };
 
@@ -296,9 +306,11 @@ void GainMeter::measure_from(std::function<Gradients()> own_gradients) {
   hooks_->measure_from(std::move(own_gradients));
 }
 
-bool GainMeter::is_measured() const { return hooks_->is_measured(); }
+void GainMeter::require_measurement() const { hooks_->require_measurement(); }
 
 void GainMeter::count_step() { hooks_->count_step(); }
+
+void GainMeter::forget() { hooks_->forget(); }
 
 at::Tensor GainMeter::gains() const { return hooks_->now().gains(); }
 

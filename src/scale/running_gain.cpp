@@ -1,10 +1,11 @@
 #include <fairshard/scale/running_gain.h>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -25,11 +26,9 @@ RunningGain::RunningGain(int64_t groups, const RunningGainOptions& options) : op
   check_scale(options.scale());
   TORCH_CHECK_VALUE(smoothing() >= 0 && smoothing() < 1, "the smoothing is ", smoothing(),
                     ", but must be at least 0 and below 1");
-  // Without debiasing, means begin as those of gradients without noise.
-  const double start = options.debias() ? 0 : 1;
-  variances_ = at::full({groups}, 0.0, at::kDouble);
-  squares_ = at::full({groups}, start, at::kDouble);
-  weights_ = at::full({groups}, start, at::kDouble);
+  variances_ = at::zeros({groups}, at::kDouble);
+  squares_ = at::zeros({groups}, at::kDouble);
+  weights_ = at::zeros({groups}, at::kDouble);
 }
 
 RunningGain RunningGain::updated(const at::Tensor& part_squares, const at::Tensor& mean_squares,
@@ -39,22 +38,25 @@ RunningGain RunningGain::updated(const at::Tensor& part_squares, const at::Tenso
   const at::Tensor variance = (part_squares - n * mean_squares) * (scale / n / (n - 1));
   const at::Tensor square = (mean_squares - variance / scale).clamp_min(0);
   const at::Tensor is_known = (part_squares + mean_squares).isfinite() & (part_squares > 0);
-  const double keep = smoothing();
-  const auto mix = [&](const at::Tensor& mean, const at::Tensor& value) {
-    return at::where(is_known, keep * mean + (1 - keep) * value, mean);
-  };
   RunningGain result = *this;
   for (at::Tensor* mean : {&result.variances_, &result.squares_, &result.weights_}) {
     *mean = mean->to(variance.device());
   }
+  const at::Tensor weights = result.weights_;
+  const at::Tensor keep = options_.debias() ? at::full_like(weights, smoothing())
+                                            : (weights / (weights + 1)).clamp_max(smoothing());
+  const auto mix = [&](const at::Tensor& mean, const at::Tensor& value) {
+    return at::where(is_known, keep * mean + (1 - keep) * value, mean);
+  };
   result.variances_ = mix(result.variances_, variance.clamp_min(kSmallestVariance));
   result.squares_ = mix(result.squares_, square);
-  result.weights_ = mix(result.weights_, at::ones_like(square));
+  result.weights_ = options_.debias() ? mix(weights, at::ones_like(weights))
+                                      : weights + is_known.to(at::kDouble);
   return result;
 }
 
 at::Tensor RunningGain::mean_of(const at::Tensor& values) const {
-  return at::where(weights_ > 0, values / weights_, 0.0);
+  return options_.debias() ? at::where(weights_ > 0, values / weights_, 0.0) : values;
 }
 
 at::Tensor RunningGain::gain_of(const at::Tensor& variance, const at::Tensor& square) const {

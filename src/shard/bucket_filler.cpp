@@ -94,6 +94,7 @@ void BucketFiller::begin() {
       part->begin_backward();
     }
     part->scaled_by = scale::scaler_of_backward();
+    part->awaits_reduction = false;
   }
   for (Fill& fill : fills_) {
     const auto& slots = layout_of(fill).slots;

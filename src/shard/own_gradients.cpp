@@ -11,6 +11,9 @@ std::vector<std::pair<at::Tensor, at::Tensor>> gradients_to_compare(
     TORCH_CHECK(!part->join,
                 "gradients of ranks cannot be compared (AdaScale) within join(), where ranks may "
                 "have none");
+    TORCH_CHECK(!part->awaits_reduction,
+                "gradients cannot be compared (AdaScale) before they are reduced: the last "
+                "backward of a step must not be within no_sync()");
     const auto own = part->own_gradients();
     result.insert(result.end(), own.begin(), own.end());
   }

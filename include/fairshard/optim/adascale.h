@@ -98,12 +98,20 @@ class AdaScale : public Optimizer {
       const at::AutoGradMode grad(true);
       loss = closure();
     }
+    meter_.require_measurement();
+    {
+      const at::Tensor gains = meter_.gains();
+      const detail::ScaledRates rates(this->param_groups(),
+                                      rule_ == AdaScaleRule::kAdam ? gains.sqrt() : gains);
+      Optimizer::step();
+    }
     meter_.count_step();
-    const at::Tensor gains = meter_.gains();
-    const detail::ScaledRates rates(this->param_groups(),
-                                    rule_ == AdaScaleRule::kAdam ? gains.sqrt() : gains);
-    Optimizer::step();
     return loss;
+  }
+
+  void zero_grad(bool set_to_none = true) {
+    Optimizer::zero_grad(set_to_none);
+    meter_.forget();
   }
 
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {

@@ -27,7 +27,8 @@ struct GainMeterOptions {
 /// others or reduced. At the end of the backward that completes a step, after whoever reduces
 /// gradients has done so, the square norms of the reduced ones are taken, and one small all-reduce
 /// brings both together. So the gain is known when backward returns, before gradients are clipped
-/// or otherwise changed. Gradients of a loss that a ShardedGradScaler has scaled count unscaled.
+/// or otherwise changed. That backward must be one that reduces, and none may run inside of it
+/// (checkpointing of the reentrant kind). Gradients of a loss that a ShardedGradScaler has scaled count unscaled.
 ///
 /// A measurement that no step uses (for infinite gradients, or gradients thrown away) is forgotten
 /// when the next backward begins.
@@ -49,10 +50,13 @@ class GainMeter {
   /// .grad, which are then the same on all ranks.
   void measure_from(std::function<Gradients()> own_gradients);
 
-  /// Whether there is a measurement that no step has used yet.
-  bool is_measured() const;
-  /// Uses it: the running means take it up, and a step of this gain is counted. Local.
+  /// Throws unless there is a measurement that no step has used yet.
+  void require_measurement() const;
+  /// Uses it: the running means take it up, and a step of this gain is counted, if it is finite.
+  /// Local.
   void count_step();
+  /// Drops it, and the backward passes so far; what zero_grad means for them.
+  void forget();
 
   /// Of each parameter group, and of all together; with the measurement, if there is one. Local.
   at::Tensor gains() const;
@@ -64,7 +68,7 @@ class GainMeter {
   double smoothing() const;
   void set_scale(double scale, bool updates_estimate = true);
   int64_t accumulation() const;
-  /// A scale of ranks x accumulation stays that.
+  /// A scale that was not given follows.
   void set_accumulation(int64_t accumulation);
 
   /// Running means (see RunningGain) and effective steps.

@@ -13,7 +13,8 @@ struct RunningGainOptions {
   TORCH_ARG(double, scale) = 1;
   /// How much of the old means a step keeps, in [0, 1). If not given, max(1 - scale/1000, 0).
   TORCH_ARG(std::optional<double>, smoothing);
-  /// Whether means begin without a value, instead of as those of gradients without noise.
+  /// Whether means are divided by the weight that they have got so far. If not, they are plain
+  /// means of all steps until those are as many as the smoothing looks back on (the paper's way).
   TORCH_ARG(bool, debias) = true;
 };
 
@@ -47,7 +48,8 @@ class RunningGain {
   void set_scale(double scale, bool updates_estimate);
   double smoothing() const;
 
-  /// Three rows: means of sigma2, means of mu2, the weight that each has got.
+  /// Three rows: means of sigma2, means of mu2, the weight that each has got (or, without
+  /// debiasing, the number of steps).
   at::Tensor state() const;
   void load(const at::Tensor& state);
 

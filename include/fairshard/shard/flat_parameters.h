@@ -95,6 +95,8 @@ class FlatParameters {
   /// All memory that gradients of this rank lie in, to be scaled: delivered ranges and whole
   /// .grads.
   std::vector<at::Tensor> gradient_memory() const;
+  /// Whether a backward since the last reduction has left gradients in .grad unreduced.
+  bool awaits_reduction = false;
   /// The scaler of the loss whose gradients were delivered, while they are still scaled, or 0.
   int64_t scaled_by = 0;
 

@@ -23,7 +23,7 @@ class AdaScale(torch.optim.Optimizer):
     With a batch ``scale`` times the one that the learning rate was made for, a step is worth between 1 and
     ``scale`` of the old steps, according to how much the gradients of its parts differ: that is the
     gain (arXiv 2007.05105). It is measured in backward, per parameter group, so that it is known when
-    ``loss.backward()`` returns.
+    ``loss.backward()`` returns. The last backward of a step must be one that reduces (not within ``no_sync()``).
 
     Gradients are never changed. Over several backward passes per step they add up: to their mean if
     each loss was divided by their number (``is_scaled_loss``), else to their sum, which
@@ -39,7 +39,8 @@ class AdaScale(torch.optim.Optimizer):
         smoothing: how much of its running means a step keeps (default: max(1 - scale / 1000, 0)).
         num_gradients_to_accumulate: how many backward passes make up a step.
         is_scaled_loss: whether each loss is divided by that number.
-        debias_ewma: whether the running means begin without a value.
+        debias_ewma: whether running means are divided by the weight that they have got so far. If not, they are plain
+            means of all steps until those are as many as the smoothing looks back on.
         rule: "sgd" (the learning rate is multiplied by the gain) or "adam" (by its square root). Default: by the
             optimizer's class.
     """
@@ -102,7 +103,7 @@ class AdaScale(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._meter.count_step()
+        self._meter.require_measurement()
         gains = self._meter.gains()
         factors = gains.sqrt() if self._rule == "adam" else gains
         rates = [group["lr"] for group in self.param_groups]
@@ -113,11 +114,17 @@ class AdaScale(torch.optim.Optimizer):
         finally:
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
+        self._meter.count_step()
         return result if closure is None else loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The optimizer's own."""
+        """The optimizer's own; backward passes that no step has used count no longer."""
         self._optimizer.zero_grad(set_to_none)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what backward passes since the last step have shown."""
+        self._meter.forget()
 
     def gain(self, pg_idx: int | None = None) -> float:
         """The gain of a parameter group, or of all together, with what the last backward has shown."""
@@ -142,7 +149,7 @@ class AdaScale(torch.optim.Optimizer):
         self._meter.set_scale(scale, update_estimate)
 
     def set_num_gradients_to_accumulate(self, num_gradients_to_accumulate: int, update_estimate: bool = True) -> None:
-        """Changes how many backward passes make up a step; a scale of ranks x that number follows.
+        """Changes how many backward passes make up a step; a scale that was not given follows.
 
         One backward on one rank stays a normal batch, so that there is no estimate to update.
         """
@@ -182,18 +189,16 @@ class AdaScale(torch.optim.Optimizer):
     def shared_state(self) -> dict:
         """What all ranks have alike."""
         means, effective_steps = self._meter.state()
-        return {
-            "means": means.clone(),
-            "effective_steps": effective_steps.clone(),
-            "scale": self.scale,
-            "num_gradients_to_accumulate": self._meter.accumulation,
-        }
+        return {"means": means.clone(), "effective_steps": effective_steps.clone()}
 
     def load_shared_state(self, state: dict) -> None:
         """Takes up what ``shared_state()`` gave."""
         self._meter.load(state["means"], state["effective_steps"])
-        self._meter.accumulation = state["num_gradients_to_accumulate"]
-        self._meter.set_scale(state["scale"], False)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an AdaScale cannot be copied or pickled: make another one, and give it this one's state_dict()"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name == "_optimizer":  # not there yet: while it is being made, or copied

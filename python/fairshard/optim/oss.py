@@ -117,7 +117,7 @@ class OSS(torch.optim.Optimizer):
             for key in ours.keys() - theirs.keys() - {"param_names"}:
                 del ours[key]  # options of a wrapper around the base optimizer, not of a group
         if hasattr(self._base, "measure_for"):
-            self._base.measure_for(self)  # an AdaScale
+            self._base.measure_for(self)  # an AdaScale, as in the other places that ask what the base has
 
     @property
     def optim(self) -> torch.optim.Optimizer:
@@ -208,6 +208,8 @@ class OSS(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         for part in self._parts:
             part.clear_gradients()
+        if hasattr(self._base, "forget"):
+            self._base.forget()
 
     def add_param_group(self, param_group: dict) -> None:
         """Shards one more group. A ShardedDataParallel made before finds it at its next forward."""
@@ -215,7 +217,8 @@ class OSS(torch.optim.Optimizer):
         if self._base is not None:
             self._shard_groups(self.param_groups[-1:])
             self._base.add_param_group(self._sliced_groups(self.param_groups)[-1])
-            self._groups_from_base()
+            # Of the others, the base optimizer may have options of the last step.
+            _copy_options(self._base.param_groups[-1:], self.param_groups[-1:])
 
     @torch.no_grad()
     def clip_grad_norm(

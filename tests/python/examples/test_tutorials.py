@@ -11,9 +11,14 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples/tutorials"
 
 
-def run(*command, world_size):
+def outputs(*command):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+    return result
+
+
+def run(*command, world_size):
+    result = outputs(*command)
     lines = re.findall(r"rank \d: loss (\S+) -> (\S+), owns (\d+)%", result.stdout)
     assert len(lines) == world_size
     for first, last, share in lines:
@@ -36,3 +41,14 @@ def test_oss_and_sharded_ddp_in_cpp(world_size):
 def test_grad_scaler(world_size):
     warnings = run(sys.executable, FOLDER / "grad_scaler.py", f"--world-size={world_size}", world_size=world_size)
     assert warnings.count("write scaler.step(optimizer)") == world_size  # once for each rank
+
+
+def test_adascale():
+    result = outputs(sys.executable, FOLDER / "adascale.py", "--world-size=2")
+    lines = re.findall(r"rank \d: loss (\S+) -> (\S+), gain (\S+), (\d+) steps are worth (\S+)", result.stdout)
+    assert len(lines) == 2
+    for first, last, gain, steps, worth in lines:
+        assert float(last) < 0.1 * float(first)
+        assert 1.0 < float(gain) < 2.0
+        assert int(steps) < float(worth) < 2 * int(steps)
+    assert lines[0][2:] == lines[1][2:]  # the ranks agree
