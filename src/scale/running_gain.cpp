@@ -50,8 +50,8 @@ RunningGain RunningGain::updated(const at::Tensor& part_squares, const at::Tenso
   };
   result.variances_ = mix(result.variances_, variance.clamp_min(kSmallestVariance));
   result.squares_ = mix(result.squares_, square);
-  result.weights_ = options_.debias() ? mix(weights, at::ones_like(weights))
-                                      : weights + is_known.to(at::kDouble);
+  result.weights_ =
+      options_.debias() ? mix(weights, at::ones_like(weights)) : weights + is_known.to(at::kDouble);
   return result;
 }
 

@@ -28,7 +28,8 @@ struct GainMeterOptions {
 /// gradients has done so, the square norms of the reduced ones are taken, and one small all-reduce
 /// brings both together. So the gain is known when backward returns, before gradients are clipped
 /// or otherwise changed. That backward must be one that reduces, and none may run inside of it
-/// (checkpointing of the reentrant kind). Gradients of a loss that a ShardedGradScaler has scaled count unscaled.
+/// (checkpointing of the reentrant kind). Gradients of a loss that a ShardedGradScaler has scaled
+/// count unscaled.
 ///
 /// A measurement that no step uses (for infinite gradients, or gradients thrown away) is forgotten
 /// when the next backward begins.
