@@ -101,9 +101,11 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
   void count_step() {
     require_measurement();
     const std::lock_guard lock(mutex_);
-    used_ = std::move(*measured_);
-    const at::Tensor gain = at::where(is_finite_, used_.gain(), 0.0);
-    effective_steps_ = effective_steps_.to(gain.device()) + gain;
+    if (measured_) {
+      used_ = std::move(*measured_);
+      const at::Tensor gain = at::where(is_finite_, used_.gain(), 0.0);
+      effective_steps_ = effective_steps_.to(gain.device()) + gain;
+    }
     begin_step();
   }
 

@@ -1,2 +1,2 @@
-__version__ = "2.10.1+cpu"
+__version__ = '2.10.1+cpu'
 cuda = None
