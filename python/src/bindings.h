@@ -13,6 +13,7 @@ namespace py = pybind11;
 void init_comm(py::module_& module);
 void init_scale(py::module_& module);
 void init_shard(py::module_& module);
+void init_store(py::module_& module);
 
 /// Makes an object that is destroyed without the GIL. Whatever holds a process group needs this: a
 /// Gloo destructor waits for threads which may wait for the GIL.

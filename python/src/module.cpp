@@ -7,4 +7,5 @@ PYBIND11_MODULE(_core, module) {
   fairshard::python::init_comm(module);
   fairshard::python::init_scale(module);
   fairshard::python::init_shard(module);
+  fairshard::python::init_store(module);
 }

@@ -133,6 +133,11 @@ void init_shard(py::module_& module) {
       .def("rename", &FlatParameters::rename)
       .def("settle", &FlatParameters::settle)
       .def("before_step", &FlatParameters::before_step, released)
+      .def("follow_parameters", &FlatParameters::follow_parameters, released)
+      .def("publish_copies", &FlatParameters::publish_copies, released)
+      .def("has_copy", &FlatParameters::has_copy)
+      .def("bucket_of",
+           [](const FlatParameters& flat, size_t i) { return flat.plan().bucket_of(i); })
       .def("clear_gradients", &FlatParameters::clear_gradients)
       .def("mark_used", &FlatParameters::mark_used)
       .def("start_gather", &FlatParameters::start_gather, released)

@@ -141,6 +141,12 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const {
   return state_->process_group;
 }
 
+c10::intrusive_ptr<c10d::Store> Group::new_store(const std::string& purpose) const {
+  const std::lock_guard lock(state_->mutex);
+  const std::string prefix = c10::str(purpose, "-", state_->stores++);
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, state_->process_group->getStore());
+}
+
 Group Group::subgroup(const std::vector<int>& ranks) const {
   TORCH_CHECK_VALUE(!ranks.empty(), "a subgroup needs at least one rank");
   for (size_t i = 0; i < ranks.size(); ++i) {

@@ -25,6 +25,7 @@ struct Group::State : std::enable_shared_from_this<Group::State> {
 
   std::mutex mutex;
   uint64_t subgroups = 0;
+  uint64_t stores = 0;
   uint64_t sequence = 0;
   Traffic traffic;
   /// Last, so that it ends first: its messages need the process group.

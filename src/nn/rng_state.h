@@ -16,6 +16,7 @@ class RngState {
   RngState();
   /// Brings it back.
   void apply() const;
+  const std::vector<std::pair<at::Generator, at::Tensor>>& states() const { return states_; }
 
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> states_;

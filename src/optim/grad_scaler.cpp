@@ -121,6 +121,16 @@ void ShardedGradScaler::update(std::optional<double> new_scale) {
 
 double ShardedGradScaler::get_scale() const { return is_enabled() ? scale_.item<double>() : 1.0; }
 
+int64_t ShardedGradScaler::get_growth_tracker() const {
+  return steps_since_growth_.item<int64_t>();
+}
+
+void ShardedGradScaler::set_progress(double scale, int64_t growth_tracker) {
+  TORCH_CHECK_VALUE(scale > 0, "the scale is ", scale, ", but must be above 0");
+  scale_.fill_(scale);
+  steps_since_growth_.fill_(growth_tracker);
+}
+
 void ShardedGradScaler::save(torch::serialize::OutputArchive& archive) const {
   archive.write("scale", scale_, true);
   archive.write("steps_since_growth", steps_since_growth_, true);

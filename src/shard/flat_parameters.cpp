@@ -326,6 +326,11 @@ void FlatParameters::before_step() {
       scaled_by == 0,
       "the gradients are those of a scaled loss, and still scaled: call scaler.step(optimizer) "
       "instead of optimizer.step()");
+  follow_parameters();
+}
+
+void FlatParameters::follow_parameters() {
+  const at::NoGradGuard no_grad;
   wait_for_values();
   adopt_replaced();
   for (const Slice& slice : slices_) {
@@ -335,6 +340,16 @@ void FlatParameters::before_step() {
         return range.narrow(0, slice.piece.offset, slice.piece.numel());
       };
       follow_rounded(part(copies_[b]), part(own_range(b)), gather_dtype(b));
+    }
+  }
+}
+
+void FlatParameters::publish_copies() {
+  for (const at::Tensor& copy : copies_) {
+    if (copy.defined()) {
+      start_gather();
+      wait_for_values();
+      return;
     }
   }
 }

@@ -14,6 +14,7 @@
 
 namespace c10d {
 class ProcessGroup;
+class Store;
 }  // namespace c10d
 
 namespace fairshard::comm {
@@ -56,6 +57,10 @@ class Group {
   /// Collective over this group: every rank calls it with the same list, and ranks that are not
   /// in the list get a group that only knows its size (its rank is -1).
   Group subgroup(const std::vector<int>& ranks) const;
+
+  /// A key-value store of these ranks, apart from all others that were made so: for messages beside
+  /// the collectives, from any thread. Ranks make them in the same order. Local.
+  c10::intrusive_ptr<c10d::Store> new_store(const std::string& purpose) const;
 
   struct State;
   State& state() const { return *state_; }

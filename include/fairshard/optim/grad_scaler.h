@@ -54,6 +54,10 @@ class ShardedGradScaler {
   double get_backoff_factor() const { return options_.backoff_factor(); }
   int64_t get_growth_interval() const { return options_.growth_interval(); }
   bool is_enabled() const { return options_.enabled(); }
+  /// Steps without an infinity since the scale was last changed.
+  int64_t get_growth_tracker() const;
+  /// Goes on from a scale and a number of steps, for instance those that a checkpoint has.
+  void set_progress(double scale, int64_t growth_tracker);
 
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);

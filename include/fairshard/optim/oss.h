@@ -49,6 +49,9 @@ class OssBase : public torch::optim::Optimizer {
   /// Returns when all parameters are in place; see OssOptions::overlap_gather.
   void wait_for_parameters();
 
+  /// This rank's optimizer, over the slices of parts().
+  virtual torch::optim::Optimizer& base() = 0;
+
   /// One for the parameters given at the start and one for each group added later.
   const std::vector<std::shared_ptr<shard::FlatParameters>>& parts() const { return parts_; }
 
@@ -146,8 +149,7 @@ class OSS : public OssBase {
     return loss;
   }
 
-  /// This rank's optimizer, over the slices of parts().
-  Base& base() { return *base_; }
+  Base& base() override { return *base_; }
 
  private:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;

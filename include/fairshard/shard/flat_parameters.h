@@ -54,6 +54,8 @@ class FlatParameters {
   /// What another rank owns, as views of the parameters.
   std::vector<Slice> slices_of(int rank) const;
   const at::Tensor& bucket(size_t index) const { return buckets_[index]; }
+  /// Whether the slices of a bucket are exact copies; see FlatOptions.
+  bool has_copy(size_t bucket) const { return copies_[bucket].defined(); }
   void rename(size_t parameter, const std::string& name) { parameters_[parameter].name = name; }
   /// The part of `flat`, laid out like a bucket, that has a parameter's sizes and strides.
   at::Tensor view_of(size_t parameter, const at::Tensor& flat) const;
@@ -102,9 +104,14 @@ class FlatParameters {
 
   // Values.
 
-  /// To be called before the slices are stepped: exact copies follow parameters that were changed
-  /// in place (not through .data, which autograd does not see).
+  /// To be called before the slices are stepped: refuses gradients that are still scaled, and
+  /// follows the parameters.
   void before_step();
+  /// Exact copies follow parameters that were changed in place (not through .data, which autograd
+  /// does not see) or replaced. Local, but waits for values.
+  void follow_parameters();
+  /// Makes the parameters of all ranks what exact copies say, if there are any. Collective; blocks.
+  void publish_copies();
   /// Starts to bring every rank's ranges to all. Collective; does not block.
   void start_gather();
   /// Returns when what start_gather() started is in place, for all parameters or one.

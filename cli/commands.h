@@ -1,0 +1,14 @@
+#pragma once
+// The subcommands of the program `fairshard`, one file each. Each adds itself to the program and
+// runs when it was chosen.
+
+namespace CLI {
+class App;
+}  // namespace CLI
+
+namespace fairshard::cli {
+
+void add_consolidate(CLI::App& app);
+void add_inspect(CLI::App& app);
+
+}  // namespace fairshard::cli

@@ -1,0 +1,108 @@
+// fairshard inspect: what a checkpoint holds, as a table.
+#include "commands.h"
+#include "folders.h"
+#include <fairshard/store/reader.h>
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fairshard::cli {
+namespace {
+
+using Row = std::vector<std::string>;
+
+std::string readable(int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto number = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (number >= 1024 && unit + 1 < std::size(kUnits)) {
+    number /= 1024;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", number, kUnits[unit]);
+  return text;
+}
+
+std::string listed(const std::vector<int64_t>& numbers) {
+  std::string text = "[";
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(numbers[i]);
+  }
+  return text + "]";
+}
+
+/// Which elements are in the files of which ranks.
+std::string ranges(const store::StoredEntry& entry) {
+  std::string text;
+  for (const auto& range : entry.ranges) {
+    text += (text.empty() ? "" : " ") + std::to_string(range.file) + ":" +
+            std::to_string(range.begin) + "-" + std::to_string(range.end);
+  }
+  return text;
+}
+
+void print_table(const std::vector<Row>& rows) {
+  std::vector<size_t> widths(rows[0].size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      line += i + 1 < row.size() ? std::string(widths[i] - row[i].size() + 2, ' ') : "";
+    }
+    std::cout << line << "\n";
+  }
+}
+
+void inspect(const std::string& directory, bool verify) {
+  store::Reader reader(directory);
+  const auto& manifest = reader.manifest();
+  std::vector<Row> rows{{"tensor", "dtype", "shape", "size", "rank:elements"}};
+  int64_t total = 0;
+  for (const auto& [key, entry] : manifest.tensors) {
+    const int64_t bytes =
+        entry.layout.numel() * static_cast<int64_t>(c10::elementSize(entry.layout.dtype));
+    total += bytes;
+    rows.push_back({key, store::dtype_name(entry.layout.dtype), listed(entry.layout.sizes),
+                    readable(bytes), ranges(entry)});
+    if (verify) {
+      reader.read(key);
+    }
+  }
+  std::cout << directory << ": step " << manifest.step << ", " << manifest.world_size
+            << " rank(s), " << manifest.tensors.size() << " tensors, " << readable(total)
+            << (verify ? ", all checksums are good" : "") << "\n\n";
+  print_table(rows);
+  std::cout << "\n";
+  for (const auto& [key, value] : manifest.values) {
+    std::cout << key << " = " << value << "\n";
+  }
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  struct Options {
+    std::string folder;
+    bool verify = false;
+  };
+  const auto options = std::make_shared<Options>();
+  auto* const command = app.add_subcommand("inspect", "Lists what a checkpoint holds.");
+  command->add_option("DIR", options->folder, "a checkpoint, or a folder of them (then the newest)")
+      ->required();
+  command->add_flag("--verify", options->verify, "read everything and compare the checksums");
+  command->callback([options] { inspect(find_checkpoint(options->folder), options->verify); });
+}
+
+}  // namespace fairshard::cli

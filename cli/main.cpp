@@ -1,0 +1,24 @@
+// fairshard: tools around training runs.
+#include "commands.h"
+#include <fairshard/comm/reason.h>
+
+#include <CLI/CLI.hpp>
+
+#include <iostream>
+
+int main(int argc, char** argv) {
+  CLI::App app("Tools around training with fairshard.", "fairshard");
+  app.require_subcommand(1);
+  fairshard::cli::add_consolidate(app);
+  fairshard::cli::add_inspect(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    constexpr int kBadCommand = 2;
+    return app.exit(error) == 0 ? 0 : kBadCommand;
+  } catch (const std::exception& error) {
+    std::cerr << "fairshard: " << fairshard::comm::reason_of(error) << "\n";
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,113 @@
+"""Checkpoint: named parts of a run, saved together."""
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from fairshard import comm
+from fairshard._core import store as _store
+from fairshard.checkpoint._context import Context
+from fairshard.checkpoint._parts import part_of
+
+__all__ = ["Checkpoint", "LoadReport", "latest", "list_steps"]
+
+LoadReport = _store.LoadReport
+
+
+def latest(directory: str | os.PathLike) -> str | None:
+    """The folder of the newest complete checkpoint in ``directory``, or None."""
+    return _store.latest_checkpoint(os.fspath(directory))
+
+
+def list_steps(directory: str | os.PathLike) -> list[int]:
+    """The steps of the complete checkpoints in ``directory``."""
+    return _store.list_checkpoints(os.fspath(directory))
+
+
+class Checkpoint:
+    """Saves and loads the parts of a run, each rank its share.
+
+    Every rank makes it, with the same parts in the same order, and calls ``save``, ``load`` and ``wait``. A run
+    saved by some number of ranks goes on with any other, sharded or not; C++'s ``fairshard::Checkpoint`` reads
+    the same files.
+
+    A checkpoint is complete or not there: it is written under a temporary name, brought to the disk and
+    renamed. All ranks must see ``directory``.
+
+    Args:
+        directory: a folder for checkpoints, each of them a folder ``step-00000120`` in it.
+        parts: what there is to save, by name. An ``nn.Module`` (wrapped or not); an ``OSS`` or any other torch
+            optimizer, whose parameters have the names that they have in the modules; a gradient scaler;
+            ``Rng()`` for the random generators; a tensor; a dict of tensors and plain values, which is changed
+            in place by loading; or anything that has ``state_dict`` and ``load_state_dict``.
+        process_group: the ranks (default: the world, if there is one).
+        keep: how many of the newest checkpoints are kept; 0 keeps all.
+        timeout_s: how long a rank waits for others to write their shares, in seconds.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        parts: dict[str, Any],
+        *,
+        process_group: "dist.ProcessGroup | None" = None,
+        keep: int = 0,
+        timeout_s: float = 1800,
+    ) -> None:
+        names = sorted(parts)
+        for name in names:
+            clashes = [other for other in names if other.startswith(f"{name}/")]
+            if not name or clashes:
+                raise ValueError(f"parts of a checkpoint need names that do not overlap, but got {names}")
+        self._parts = {name: part_of(value, name) for name, value in parts.items()}
+        has_world = dist.is_available() and dist.is_initialized()
+        self._group = comm.Group(process_group) if process_group is not None or has_world else None
+        self._saver = _store.Saver(self._group, os.fspath(directory), keep, timeout_s)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.wait()
+
+    def save(self, step: int, blocking: bool = True) -> None:
+        """Saves everything as that of ``step``.
+
+        If not ``blocking``, it returns when the state has been copied to host memory, and a thread writes. The
+        next ``save`` or ``wait`` waits for that and raises what it has met. What is under way when the program
+        ends is given up, so ``wait`` before that, or use ``with``.
+        """
+        context = self._context()
+        state = self._saver.new_state()
+        for name, part in self._parts.items():
+            part.save(name, context, state)
+        (self._saver.save if blocking else self._saver.save_async)(step, state)
+
+    def wait(self) -> None:
+        """Returns when no save is under way; raises what the last one has met."""
+        self._saver.wait()
+
+    def load(self, directory: str | os.PathLike | None = None, strict: bool = True) -> "LoadReport | None":
+        """Loads the newest complete checkpoint, or that in the folder ``directory``. Returns None if there is none.
+
+        Parts of the checkpoint that were not given here are passed over. Names that are missing or too many
+        are an error that lists them, before anything is changed; with ``strict=False`` they are only reported.
+        """
+        source = os.fspath(directory) if directory is not None else self._saver.latest()
+        if source is None:
+            return None
+        context = self._context()
+        rank, ranks = (self._group.rank, self._group.size) if self._group is not None else (0, 1)
+        plan = _store.LoadPlan(_store.Reader(source), rank, ranks)
+        for name, part in self._parts.items():
+            plan.add_part(name)
+            part.load(name, context, plan)
+        return plan.run(strict)
+
+    def _context(self) -> Context:
+        context = Context()
+        for name, part in self._parts.items():
+            part.describe(name, context)
+        return context

@@ -1,0 +1,197 @@
+"""What each kind of part saves, and how it takes it up again."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairshard._core import store as _store
+from fairshard.checkpoint._context import Context
+from fairshard.checkpoint._optimizers import OssPart, PlainOptimizerPart
+from fairshard.checkpoint._values import from_json, tensor_paths, to_json
+from fairshard.nn.data_parallel import ShardedDataParallel
+from fairshard.optim import OSS
+
+__all__ = ["Rng", "part_of"]
+
+
+class Rng:
+    """The default generators of the CPU and of the GPUs in use, of each rank, as a part of a checkpoint.
+
+    A rank that was not there when it was saved keeps its own.
+    """
+
+
+def part_of(value: Any, name: str) -> Any:
+    """The part that knows how to save a value."""
+    if isinstance(value, nn.Module):
+        return ModulePart(value)
+    if isinstance(value, OSS):
+        return OssPart(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return PlainOptimizerPart(value)
+    if isinstance(value, Rng):
+        return RngPart()
+    if isinstance(value, torch.Tensor):
+        return TensorPart(value)
+    if isinstance(value, dict):
+        return DictPart(value)
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return StatefulPart(value)
+    raise TypeError(
+        f"part '{name}' is of type {type(value).__name__}: a part is a module, an optimizer, Rng(), a tensor, a dict, "
+        "or has state_dict and load_state_dict. Put plain values into a dict"
+    )
+
+
+class Part:
+    """Something that is saved and loaded under a name."""
+
+    def describe(self, name: str, context: Context) -> None:
+        """Called on all parts before any of them is saved or loaded."""
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Adds what there is to save."""
+        raise NotImplementedError
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Asks for it again."""
+        raise NotImplementedError
+
+
+class ModulePart(Part):
+    """Parameters, which all ranks have alike, and buffers, of which rank 0's are saved."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._wrapper = module
+        while isinstance(module, (ShardedDataParallel, nn.parallel.DistributedDataParallel)):
+            module = module.module
+        self._module = module
+
+    def describe(self, name: str, context: Context) -> None:
+        """Waits for parameters, and tells their names."""
+        if isinstance(self._wrapper, ShardedDataParallel):
+            self._wrapper._wait_for_parameters()
+        context.add_module(name, self._module)
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Saves exact values where an OSS has them."""
+        for key, value in self._module.state_dict(keep_vars=True).items():
+            exact = context.exact_entries_of(value) if isinstance(value, torch.Tensor) else None
+            if exact is not None:
+                for entry in exact:
+                    state.add_range(f"{name}/{key}", value, entry.slice.begin, entry.slice.end, entry.values)
+            elif isinstance(value, nn.Parameter):
+                state.add_alike(f"{name}/{key}", value)
+            elif isinstance(value, torch.Tensor):
+                state.add_first(f"{name}/{key}", value)
+            else:
+                state.add_value(f"{name}/{key}", to_json(value, f"{name}/{key}"))
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Fills the tensors in place."""
+        extra: dict[str, Any] = {}
+        for key, value in self._module.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor):
+                plan.add_tensor(f"{name}/{key}", value.detach())
+            else:
+                plan.add_value(f"{name}/{key}", lambda text, key=key: extra.update({key: from_json(text)}))
+        plan.then(lambda: self._module.load_state_dict(extra, strict=False) if extra else None)
+
+
+class RngPart(Part):
+    """The random generators of each rank."""
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Saves this rank's."""
+        state.add_whole(_store.own_key(name, state.rank, "cpu"), torch.get_rng_state())
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            for device in range(torch.cuda.device_count()):
+                state.add_whole(_store.own_key(name, state.rank, f"cuda-{device}"), torch.cuda.get_rng_state(device))
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Takes up those that this rank had."""
+        for key in plan.reader.names_under(f"{name}/"):
+            plan.expects(f"{name}/{key}")  # also those of other ranks, and of GPUs that are not here
+        cpu = _store.own_key(name, plan.rank, "cpu")
+        if plan.expects(cpu):
+            plan.add_any(cpu, torch.set_rng_state)
+        for device in range(torch.cuda.device_count()):
+            key = _store.own_key(name, plan.rank, f"cuda-{device}")
+            if plan.expects(key):
+                plan.add_any(key, lambda values, device=device: torch.cuda.set_rng_state(values, device))
+
+
+class TensorPart(Part):
+    """A tensor that all ranks have alike."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Saves it."""
+        state.add_alike(name, self._tensor)
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Fills it in place."""
+        plan.add_tensor(name, self._tensor.detach())
+
+
+def _save_value(key: str, value: Any, state: Any) -> None:
+    """A value as JSON under ``key``, its tensors under keys that begin with it."""
+    state.add_value(key, to_json(value, key, state.add_alike))
+
+
+def _load_value(key: str, plan: Any, take: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    text = plan.reader.value(key)
+    for path in tensor_paths(text) if text is not None else ():
+        plan.add_any(path, lambda tensor, path=path: tensors.update({path: tensor}))
+    plan.add_value(key, lambda _: None)
+    plan.then(lambda: take(from_json(text, tensors)) if text is not None else None)
+
+
+class DictPart(Part):
+    """A dict of tensors and plain values; each item has a key of its own."""
+
+    def __init__(self, values: dict) -> None:
+        self._values = values
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Saves every item."""
+        for key, value in self._values.items():
+            if isinstance(value, torch.Tensor):
+                state.add_alike(f"{name}/{key}", value)
+            else:
+                _save_value(f"{name}/{key}", value, state)
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Changes the dict in place; tensors that are there are filled, not replaced."""
+        for key, value in self._values.items():
+            if isinstance(value, torch.Tensor):
+                plan.add_tensor(f"{name}/{key}", value.detach())
+            else:
+                _load_value(f"{name}/{key}", plan, lambda new, key=key: self._values.update({key: new}))
+
+
+class StatefulPart(Part):
+    """Anything with state_dict and load_state_dict: schedulers, scalers, samplers, ..."""
+
+    def __init__(self, stateful: Any) -> None:
+        self._stateful = stateful
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Saves the state dict as one value, and its tensors."""
+        _save_value(name, self._stateful.state_dict(), state)
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Gives it back the state dict."""
+
+        def take(values: dict) -> None:
+            for key, value in self._stateful.state_dict().items():
+                if isinstance(value, Counter) and key in values:
+                    values[key] = Counter(values[key])
+            self._stateful.load_state_dict(values)
+
+        _load_value(name, plan, take)

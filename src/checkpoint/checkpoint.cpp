@@ -1,0 +1,95 @@
+#include "parts.h"
+#include <fairshard/checkpoint.h>
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace fairshard {
+
+Checkpoint::Checkpoint(comm::Group group, const std::string& directory,
+                       const CheckpointOptions& options)
+    : rank_(group.rank()), ranks_(group.size()), saver_(std::move(group), directory, options) {}
+
+Checkpoint::Checkpoint(const std::string& directory, const CheckpointOptions& options)
+    : rank_(0), ranks_(1), saver_(std::nullopt, directory, options) {}
+
+Checkpoint& Checkpoint::add(const std::string& name, std::shared_ptr<CheckpointPart> part) {
+  TORCH_CHECK_VALUE(!name.empty(), "a part of a checkpoint has no name");
+  for (const auto& [known, other] : parts_) {
+    // Keys begin with the part's name, and each must belong to one part only.
+    const bool is_clear = known != name && known.rfind(name + "/", 0) != 0 &&
+                          name.rfind(known + "/", 0) != 0;
+    TORCH_CHECK_VALUE(is_clear, "the parts '", known, "' and '", name, "' of a checkpoint overlap");
+  }
+  parts_.emplace_back(name, std::move(part));
+  return *this;
+}
+
+Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module) {
+  return add(name, make_part(module));
+}
+Checkpoint& Checkpoint::add(const std::string& name, torch::optim::Optimizer& optimizer) {
+  return add(name, make_part(optimizer));
+}
+Checkpoint& Checkpoint::add(const std::string& name, ShardedGradScaler& scaler) {
+  return add(name, make_part(scaler));
+}
+Checkpoint& Checkpoint::add(const std::string& name, LearningRate& rate) {
+  return add(name, make_part(rate));
+}
+Checkpoint& Checkpoint::add(const std::string& name, const at::Tensor& tensor) {
+  return add(name, make_part(tensor));
+}
+Checkpoint& Checkpoint::add(const std::string& name, int64_t* value) {
+  return add(name, make_part(value));
+}
+Checkpoint& Checkpoint::add(const std::string& name, double* value) {
+  return add(name, make_part(value));
+}
+Checkpoint& Checkpoint::add(const std::string& name, bool* value) {
+  return add(name, make_part(value));
+}
+Checkpoint& Checkpoint::add(const std::string& name, std::string* value) {
+  return add(name, make_part(value));
+}
+Checkpoint& Checkpoint::add_rng(const std::string& name) { return add(name, make_rng_part()); }
+
+CheckpointContext Checkpoint::describe() {
+  CheckpointContext context;
+  for (const auto& [name, part] : parts_) {
+    part->describe(name, context);
+  }
+  return context;
+}
+
+store::State Checkpoint::state() {
+  const CheckpointContext context = describe();
+  store::State state = saver_.new_state();
+  for (const auto& [name, part] : parts_) {
+    part->save(name, context, state);
+  }
+  return state;
+}
+
+void Checkpoint::save(int64_t step) { saver_.save(step, state()); }
+
+void Checkpoint::save_async(int64_t step) { saver_.save_async(step, state()); }
+
+std::optional<LoadReport> Checkpoint::load(bool strict) {
+  const auto directory = saver_.latest();
+  return directory ? std::optional(load_from(*directory, strict)) : std::nullopt;
+}
+
+LoadReport Checkpoint::load_from(const std::string& directory, bool strict) {
+  const CheckpointContext context = describe();
+  store::Reader reader(directory);
+  store::LoadPlan plan(reader, rank_, ranks_);
+  for (const auto& [name, part] : parts_) {
+    plan.add_part(name);
+    part->load(name, context, plan);
+  }
+  return plan.run(strict);
+}
+
+}  // namespace fairshard

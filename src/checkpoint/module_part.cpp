@@ -1,0 +1,103 @@
+#include "parts.h"
+
+#include <c10/util/Exception.h>
+
+namespace fairshard {
+namespace {
+
+class ModulePart : public CheckpointPart {
+ public:
+  explicit ModulePart(torch::nn::Module& module) : module_(module) {}
+
+  void describe(const std::string& name, CheckpointContext& context) override {
+    context.add_module(name, module_);
+  }
+
+  void save(const std::string& name, const CheckpointContext& context,
+            store::State& state) override {
+    for (const auto& item : module_.named_parameters()) {
+      const std::string key = name + "/" + item.key();
+      const auto* const slices = context.exact_slices_of(item.value());
+      if (!slices) {
+        state.add_alike(key, item.value());
+        continue;
+      }
+      for (const auto& slice : *slices) {
+        state.add_range(key, store::layout_of(item.value()), slice.piece.begin, slice.piece.end,
+                        slice.values);
+      }
+    }
+    for (const auto& item : module_.named_buffers()) {
+      if (item.value().defined()) {
+        state.add_first(name + "/" + item.key(), item.value());
+      }
+    }
+  }
+
+  void load(const std::string& name, const CheckpointContext& /*context*/,
+            store::LoadPlan& plan) override {
+    for (const auto& item : module_.named_parameters()) {
+      plan.add_tensor(name + "/" + item.key(), item.value().detach());
+    }
+    for (const auto& item : module_.named_buffers()) {
+      if (item.value().defined()) {
+        plan.add_tensor(name + "/" + item.key(), item.value());
+      }
+    }
+  }
+
+ private:
+  torch::nn::Module& module_;
+};
+
+}  // namespace
+
+std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module) {
+  return std::make_shared<ModulePart>(module);
+}
+
+void CheckpointContext::add_module(const std::string& part, const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    const bool is_new =
+        places_.emplace(item.value().unsafeGetTensorImpl(), Place{part, item.key()}).second;
+    uses_[item.key()] += is_new ? 1 : 0;
+  }
+}
+
+void CheckpointContext::add_shards(const std::shared_ptr<shard::FlatParameters>& shards) {
+  for (size_t i = 0; i < shards->parameters().size(); ++i) {
+    if (shards->has_copy(shards->plan().bucket_of(i))) {
+      exact_[shards->parameters()[i].tensor.unsafeGetTensorImpl()];
+    }
+  }
+  for (const auto& slice : shards->slices()) {
+    const auto& tensor = shards->parameters()[slice.piece.parameter].tensor;
+    const auto found = exact_.find(tensor.unsafeGetTensorImpl());
+    if (found != exact_.end()) {
+      found->second.push_back(slice);
+    }
+  }
+}
+
+std::optional<std::string> CheckpointContext::name_of(const at::Tensor& parameter) const {
+  const auto found = places_.find(parameter.unsafeGetTensorImpl());
+  if (found == places_.end()) {
+    return std::nullopt;
+  }
+  const auto& [part, name] = found->second;
+  return uses_.at(name) == 1 ? name : part + "/" + name;
+}
+
+std::optional<std::string> CheckpointContext::key_of(const at::Tensor& parameter) const {
+  const auto found = places_.find(parameter.unsafeGetTensorImpl());
+  return found == places_.end() ? std::nullopt
+                                : std::optional(found->second.part + "/" + found->second.name);
+}
+
+const std::vector<shard::Slice>* CheckpointContext::exact_slices_of(
+    const at::Tensor& parameter) const {
+  const auto found = exact_.find(parameter.unsafeGetTensorImpl());
+  return found == exact_.end() ? nullptr : &found->second;
+}
+
+}  // namespace fairshard

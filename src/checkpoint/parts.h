@@ -1,0 +1,26 @@
+#pragma once
+// The parts that Checkpoint knows by itself.
+
+#include <fairshard/checkpoint/part.h>
+#include <fairshard/optim/grad_scaler.h>
+#include <fairshard/optim/schedule.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+
+namespace fairshard {
+
+std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module);
+std::shared_ptr<CheckpointPart> make_part(torch::optim::Optimizer& optimizer);
+std::shared_ptr<CheckpointPart> make_part(ShardedGradScaler& scaler);
+std::shared_ptr<CheckpointPart> make_part(LearningRate& rate);
+std::shared_ptr<CheckpointPart> make_part(const at::Tensor& tensor);
+std::shared_ptr<CheckpointPart> make_part(int64_t* value);
+std::shared_ptr<CheckpointPart> make_part(double* value);
+std::shared_ptr<CheckpointPart> make_part(bool* value);
+std::shared_ptr<CheckpointPart> make_part(std::string* value);
+std::shared_ptr<CheckpointPart> make_rng_part();
+
+}  // namespace fairshard

@@ -1,0 +1,138 @@
+#include "files.h"
+#include "staging.h"
+#include <fairshard/store/directory.h>
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+namespace fairshard::store {
+namespace {
+
+constexpr const char* kPrefix = "step-";
+constexpr const char* kTemporaryPrefix = ".step-";
+constexpr size_t kMinDigits = 8;
+constexpr size_t kMaxDigits = 18;
+
+std::optional<int64_t> step_of(const std::string& name) {
+  if (name.rfind(kPrefix, 0) != 0) {
+    return std::nullopt;
+  }
+  const std::string digits = name.substr(std::char_traits<char>::length(kPrefix));
+  const bool is_number = digits.size() >= kMinDigits && digits.size() <= kMaxDigits &&
+                         digits.find_first_not_of("0123456789") == std::string::npos;
+  return is_number ? std::optional<int64_t>(std::atoll(digits.c_str())) : std::nullopt;
+}
+
+std::string temporary_path(const std::string& root, int64_t step) {
+  return root + "/." + checkpoint_name(step) + ".tmp";
+}
+
+/// All that is named as a checkpoint, ascending.
+std::vector<int64_t> named_steps(const std::string& root) {
+  std::vector<int64_t> steps;
+  for (const auto& name : list_directory(root)) {
+    const auto step = step_of(name);
+    if (step && checkpoint_name(*step) == name) {
+      steps.push_back(*step);
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+bool is_complete(const std::string& directory) {
+  try {
+    for (const auto& file : read_manifest(directory).files) {
+      if (file_length(directory + "/" + file.name) != file.bytes) {
+        return false;
+      }
+    }
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) {
+  TORCH_CHECK_VALUE(step >= 0, "the step of a checkpoint is ", step, ", but must not be negative");
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%s%08lld", kPrefix, static_cast<long long>(step));
+  return text.data();
+}
+
+std::vector<int64_t> list_checkpoints(const std::string& root) {
+  auto steps = named_steps(root);
+  std::erase_if(steps, [&](int64_t step) { return !is_complete(root + "/" + checkpoint_name(step)); });
+  return steps;
+}
+
+std::optional<std::string> latest_checkpoint(const std::string& root) {
+  const auto steps = named_steps(root);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    std::string directory = root + "/" + checkpoint_name(*step);
+    if (is_complete(directory)) {
+      return directory;
+    }
+  }
+  return std::nullopt;
+}
+
+Staging::Staging(std::string root, int64_t step)
+    : root_(std::move(root)), step_(step), path_(temporary_path(root_, step)) {}
+
+void Staging::make() const {
+  make_directories(root_);
+  for (const auto& name : list_directory(root_)) {
+    if (name.rfind(kTemporaryPrefix, 0) == 0) {
+      remove_directory(root_ + "/" + name);
+    }
+  }
+  make_directory(path_);
+}
+
+void Staging::publish(const Manifest& manifest) const {
+  OutputFile file(path_ + "/" + kManifestName);
+  file.write(to_json(manifest));
+  file.finish();
+  sync_directory(path_);
+  rename_directory(path_, root_ + "/" + checkpoint_name(step_));
+  sync_directory(root_);
+  // An older one of the same step has the temporary name now.
+  if (is_directory(path_)) {
+    remove_directory(path_);
+  }
+}
+
+void Staging::discard() const noexcept {
+  try {
+    if (is_directory(path_)) {
+      remove_directory(path_);
+    }
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    // The next save tries again; readers pass over it.
+  }
+}
+
+void prune(const std::string& root, int64_t keep) {
+  const auto steps = keep > 0 ? list_checkpoints(root) : std::vector<int64_t>();
+  for (size_t i = 0; static_cast<int64_t>(i) + keep < static_cast<int64_t>(steps.size()); ++i) {
+    // Under a temporary name, so that nobody takes one that is half removed for a whole one.
+    const std::string doomed = temporary_path(root, steps[i]);
+    rename_directory(root + "/" + checkpoint_name(steps[i]), doomed);
+    remove_directory(doomed);
+  }
+}
+
+Manifest read_manifest(const std::string& directory) {
+  const std::string path = directory + "/" + kManifestName;
+  return parse_manifest(read_file(path, kMaxManifestBytes), path);
+}
+
+}  // namespace fairshard::store

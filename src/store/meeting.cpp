@@ -1,0 +1,127 @@
+#include "meeting.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace fairshard::store {
+namespace {
+
+/// Stores refuse very long values.
+constexpr size_t kChunkBytes = 1 << 20;
+constexpr char kGood = 'g';
+constexpr char kError = 'e';
+constexpr auto kShortestPause = std::chrono::milliseconds(1);
+constexpr auto kLongestPause = std::chrono::milliseconds(50);
+
+std::string key_of(const std::string& topic, int rank) { return c10::str(topic, "/", rank); }
+
+std::string chunk_key(const std::string& key, size_t chunk) { return c10::str(key, "/", chunk); }
+
+}  // namespace
+
+Meeting::Meeting(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
+                 std::chrono::milliseconds timeout, const std::atomic<bool>& is_cancelled)
+    : store_(std::move(store)),
+      rank_(rank),
+      ranks_(ranks),
+      timeout_(timeout),
+      is_cancelled_(is_cancelled) {}
+
+void Meeting::post(const std::string& key, char kind, const std::string& text) {
+  size_t chunks = 0;
+  for (size_t begin = 0; begin < text.size(); begin += kChunkBytes) {
+    store_->set(chunk_key(key, chunks++), text.substr(begin, kChunkBytes));
+  }
+  store_->set(key, c10::str(kind, chunks));
+}
+
+std::string Meeting::take(const std::string& key, int sender) {
+  const std::string head = store_->get_to_str(key);
+  std::string text;
+  const size_t chunks = std::stoul(head.substr(1));
+  for (size_t i = 0; i < chunks; ++i) {
+    text += store_->get_to_str(chunk_key(key, i));
+  }
+  TORCH_CHECK(head[0] == kGood, "on rank ", sender, ": ", text);
+  return text;
+}
+
+template <typename IsDone, typename Awaited>
+void Meeting::wait_until(IsDone is_done, Awaited awaited) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  auto pause = kShortestPause;
+  while (!is_done()) {
+    TORCH_CHECK(!is_cancelled_, "the save was given up");
+    TORCH_CHECK(std::chrono::steady_clock::now() < deadline, "rank ", rank_, " of ", ranks_,
+                " waited ", std::chrono::duration<double>(timeout_).count(), " s for ", awaited());
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+void Meeting::report(const std::string& topic, const std::string& text) {
+  if (rank_ != 0) {
+    post(key_of(topic, rank_), kGood, text);
+  }
+}
+
+void Meeting::report_error(const std::string& topic, const std::string& reason) {
+  if (rank_ != 0) {
+    post(key_of(topic, rank_), kError, reason);
+  }
+}
+
+std::vector<std::string> Meeting::gather(const std::string& topic) {
+  std::vector<std::string> texts(static_cast<size_t>(ranks_));
+  std::vector<int> missing;
+  for (int rank = 1; rank < ranks_; ++rank) {
+    missing.push_back(rank);
+  }
+  const auto is_done = [&] {
+    std::erase_if(missing, [&](int rank) {
+      const std::string key = key_of(topic, rank);
+      if (!store_->check({key})) {
+        return false;
+      }
+      texts[static_cast<size_t>(rank)] = take(key, rank);
+      return true;
+    });
+    return missing.empty();
+  };
+  wait_until(is_done, [&] {
+    std::string list;
+    for (const int rank : missing) {
+      list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    return "rank(s) " + list + ", which did not finish";
+  });
+  return texts;
+}
+
+void Meeting::tell(const std::string& topic, const std::string& text) {
+  if (ranks_ > 1) {
+    post(topic, kGood, text);
+  }
+}
+
+void Meeting::tell_error(const std::string& topic, const std::string& reason) {
+  if (ranks_ > 1) {
+    post(topic, kError, reason);
+  }
+}
+
+std::string Meeting::hear(const std::string& topic) {
+  if (rank_ == 0) {
+    return "";
+  }
+  wait_until([&] { return store_->check({topic}); }, [] { return "rank 0, which said nothing"; });
+  return take(topic, 0);
+}
+
+bool Meeting::has_told(const std::string& topic) { return ranks_ > 1 && store_->check({topic}); }
+
+}  // namespace fairshard::store

@@ -1,0 +1,62 @@
+#pragma once
+// How the ranks of a save speak to each other: by keys in the group's store.
+//
+// Note [Saving beside training]: a save may run on a thread of its own while training goes on, so
+// it must not use the group's collectives, which need one order on all ranks. Nor may it block in
+// the store, whose connection the training thread shares: it asks again and again, briefly. A rank
+// that fails says so under the key that others wait for; one that dies is noticed by the timeout.
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace c10d {
+class Store;
+}  // namespace c10d
+
+namespace fairshard::store {
+
+/// Messages of one save. Names of topics are used once.
+class Meeting {
+ public:
+  /// `store` may be null if there is one rank. When `is_cancelled` becomes true, waits end with an
+  /// error.
+  Meeting(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
+          std::chrono::milliseconds timeout, const std::atomic<bool>& is_cancelled);
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+
+  /// To rank 0, for gather().
+  void report(const std::string& topic, const std::string& text);
+  void report_error(const std::string& topic, const std::string& reason);
+  /// On rank 0: every rank's report. Throws as soon as one of them is an error.
+  std::vector<std::string> gather(const std::string& topic);
+
+  /// From rank 0 to all, for hear().
+  void tell(const std::string& topic, const std::string& text = "");
+  void tell_error(const std::string& topic, const std::string& reason);
+  /// What rank 0 has told, which is waited for. Throws if it told an error. On rank 0: nothing.
+  std::string hear(const std::string& topic);
+  /// Whether rank 0 has told already.
+  bool has_told(const std::string& topic);
+
+ private:
+  void post(const std::string& key, char kind, const std::string& text);
+  /// The text under a key; throws if it is an error.
+  std::string take(const std::string& key, int sender);
+  /// Calls `is_done` until it is true. `awaited` says for whom it waits.
+  template <typename IsDone, typename Awaited>
+  void wait_until(IsDone is_done, Awaited awaited);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  int ranks_;
+  std::chrono::milliseconds timeout_;
+  const std::atomic<bool>& is_cancelled_;
+};
+
+}  // namespace fairshard::store

@@ -1,0 +1,199 @@
+#include "files.h"
+#include "host_copies.h"
+#include "meeting.h"
+#include "share.h"
+#include "staging.h"
+#include <fairshard/comm/reason.h>
+#include <fairshard/store/directory.h>
+#include <fairshard/store/saver.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace fairshard::store {
+namespace {
+
+void write_together(const Staging& staging, int64_t step, const State& state, Meeting& meeting) {
+  const std::string file = shard_name(meeting.rank(), meeting.ranks());
+  meeting.hear("begin");
+  std::string share;
+  try {
+    share = write_share(state, staging.path() + "/" + file);
+  } catch (const std::exception& error) {
+    if (meeting.rank() != 0 && meeting.has_told("end")) {
+      meeting.hear("end");  // the first failure, of which this is a consequence
+    }
+    meeting.report_error("share", comm::reason_of(error));
+    throw;
+  }
+  meeting.report("share", share);
+  if (meeting.rank() == 0) {
+    auto shares = meeting.gather("share");
+    shares[0] = std::move(share);
+    staging.publish(merge_shares(shares, step));
+  }
+  meeting.hear("end");
+}
+
+/// Rank 0 leads: it makes the temporary folder and publishes it; what it meets is told to all.
+void save_as_leader(const std::string& root, int64_t step, const State& state, int64_t keep,
+                    Meeting& meeting) {
+  const Staging staging(root, step);
+  const char* topic = "begin";
+  try {
+    staging.make();
+    meeting.tell(topic);
+    topic = "end";
+    write_together(staging, step, state, meeting);
+    meeting.tell(topic);
+  } catch (const std::exception& error) {
+    meeting.tell_error(topic, comm::reason_of(error));
+    staging.discard();
+    throw;
+  }
+  try {
+    prune(root, keep);
+  } catch (const std::exception& error) {
+    TORCH_WARN("step ", step, " was saved, but older checkpoints in ", root,
+               " could not be removed: ", comm::reason_of(error));
+  }
+}
+
+}  // namespace
+
+class Saver::Work {
+ public:
+  Work(std::optional<comm::Group> group, std::string root, const SaverOptions& options)
+      : group_(std::move(group)), root_(std::move(root)), options_(options) {
+    TORCH_CHECK_VALUE(!root_.empty(), "the folder for checkpoints has no name");
+    TORCH_CHECK_VALUE(options.keep() >= 0, "keep is ", options.keep(),
+                      ", but must not be negative");
+    TORCH_CHECK_VALUE(options.timeout_s() > 0, "timeout_s is ", options.timeout_s(),
+                      ", but must be above 0");
+    if (ranks() > 1) {
+      store_ = group_->new_store("checkpoints");
+    }
+  }
+
+  ~Work() {
+    is_cancelled_ = true;
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  const std::string& root() const { return root_; }
+  int rank() const { return group_ ? group_->rank() : 0; }
+  int ranks() const { return group_ ? group_->size() : 1; }
+
+  void run(int64_t step, const State& state) {
+    Meeting meeting = meet();
+    try {
+      if (rank() == 0) {
+        save_as_leader(root_, step, state, options_.keep(), meeting);
+      } else {
+        write_together(Staging(root_, step), step, state, meeting);
+      }
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, "step ", step, " was not saved to ", root_, ": ",
+                  comm::reason_of(error));
+    }
+  }
+
+  std::optional<std::string> latest() {
+    Meeting meeting = meet();
+    std::string found;
+    if (rank() == 0) {
+      found = latest_checkpoint(root_).value_or("");
+      meeting.tell("latest", found);
+    } else {
+      found = meeting.hear("latest");
+    }
+    return found.empty() ? std::nullopt : std::optional(found);
+  }
+
+  void start(int64_t step, State state) {
+    copies_.take(state);
+    is_running_ = true;
+    thread_ = std::thread([this, step, state = std::move(state)] {
+      try {
+        run(step, state);
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      is_running_ = false;
+    });
+  }
+
+  void wait() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+    if (const auto error = std::exchange(error_, nullptr)) {
+      std::rethrow_exception(error);
+    }
+  }
+
+  bool is_done() const { return !is_running_; }
+
+ private:
+  Meeting meet() {
+    const auto timeout =
+        std::chrono::milliseconds(static_cast<int64_t>(options_.timeout_s() * 1000) + 1);
+    const std::string name = std::to_string(meetings_++);
+    const auto store = store_ ? c10::make_intrusive<c10d::PrefixStore>(name, store_) : nullptr;
+    return {store, rank(), ranks(), timeout, is_cancelled_};
+  }
+
+  std::optional<comm::Group> group_;
+  std::string root_;
+  SaverOptions options_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  HostCopies copies_;
+  uint64_t meetings_ = 0;
+  std::atomic<bool> is_cancelled_ = false;
+  std::atomic<bool> is_running_ = false;
+  /// Written by the thread, read after it was joined.
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+Saver::Saver(std::optional<comm::Group> group, std::string root, const SaverOptions& options)
+    : work_(std::make_unique<Work>(std::move(group), std::move(root), options)) {}
+
+Saver::~Saver() = default;
+
+const std::string& Saver::root() const { return work_->root(); }
+
+State Saver::new_state() const { return State(work_->rank(), work_->ranks()); }
+
+// NOLINTNEXTLINE(performance-unnecessary-value-param): it is let go when the save has ended
+void Saver::save(int64_t step, State state) {
+  checkpoint_name(step);
+  work_->wait();
+  work_->run(step, state);
+}
+
+void Saver::save_async(int64_t step, State state) {
+  checkpoint_name(step);
+  work_->wait();
+  work_->start(step, std::move(state));
+}
+
+std::optional<std::string> Saver::latest() {
+  work_->wait();
+  return work_->latest();
+}
+
+void Saver::wait() { work_->wait(); }
+
+bool Saver::is_done() const { return work_->is_done(); }
+
+}  // namespace fairshard::store

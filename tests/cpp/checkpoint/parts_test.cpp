@@ -1,0 +1,182 @@
+// What a checkpoint holds beside models and sharded optimizers, and what does not fit.
+#include "support/expect_error.h"
+#include "support/temporary_directory.h"
+#include "support/training.h"
+#include <fairshard/checkpoint.h>
+#include <fairshard/optim/fused.h>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace fairshard {
+namespace {
+
+using comm::Group;
+using comm::launch_threads;
+using test::expect_error;
+using test::TemporaryDirectory;
+using torch::nn::Linear;
+
+TEST(Checkpoint, ValuesTensorsAndGeneratorsComeBack) {
+  const TemporaryDirectory directory;
+  int64_t epoch = 3;
+  double best = std::numeric_limits<double>::infinity();
+  double loss = 0.1;
+  bool is_warm = true;
+  std::string name = "a \"b\" \xc3\xa9";
+  at::Tensor average = at::arange(6, at::kFloat).view({2, 3}).t();
+  Checkpoint checkpoint(directory.path());
+  checkpoint.add("epoch", &epoch).add("best", &best).add("loss", &loss).add("warm", &is_warm);
+  checkpoint.add("name", &name).add("average", average).add_rng();
+  EXPECT_FALSE(checkpoint.load());
+  torch::manual_seed(5);
+  at::rand({3});
+  checkpoint.save(12);
+  const at::Tensor next = at::rand({10});
+  epoch = 0;
+  best = loss = 0;
+  is_warm = false;
+  name.clear();
+  average.zero_();
+  EXPECT_EQ(checkpoint.load()->step, 12);
+  EXPECT_EQ(epoch, 3);
+  EXPECT_EQ(best, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(loss, 0.1);
+  EXPECT_TRUE(is_warm);
+  EXPECT_EQ(name, "a \"b\" \xc3\xa9");
+  EXPECT_TRUE(average.equal(at::arange(6, at::kFloat).view({2, 3}).t()));
+  EXPECT_TRUE(at::rand({10}).equal(next));
+  // Nan, and a value of another type.
+  best = std::nan("");
+  checkpoint.save(13);
+  best = 0;
+  checkpoint.load();
+  EXPECT_TRUE(std::isnan(best));
+  Checkpoint other(directory.path());
+  other.add("name", &epoch);
+  expect_error([&] { other.load(); }, {"'name'"});
+}
+
+TEST(Checkpoint, ScalersGoOn) {
+  const TemporaryDirectory directory;
+  launch_threads(2, [&](Group group) {
+    ShardedGradScaler scaler(group, GradScalerOptions().init_scale(64).growth_interval(3));
+    Linear layer(2, 2);
+    torch::optim::SGD optimizer(layer->parameters(), torch::optim::SGDOptions(0.1));
+    Checkpoint checkpoint(group, directory.path());
+    checkpoint.add("scaler", scaler);
+    const auto step = [&](ShardedGradScaler& with) {
+      with.scale(layer->forward(at::ones({1, 2})).sum()).backward();
+      with.step(optimizer);
+      with.update();
+    };
+    step(scaler);
+    step(scaler);
+    checkpoint.save(2);
+    ShardedGradScaler resumed(group, GradScalerOptions().growth_interval(3));
+    Checkpoint again(group, directory.path());
+    again.add("scaler", resumed);
+    again.load();
+    EXPECT_EQ(resumed.get_scale(), 64);
+    step(resumed);
+    EXPECT_EQ(resumed.get_scale(), 128);
+  });
+}
+
+TEST(Checkpoint, WhatDoesNotFitIsNamed) {
+  const TemporaryDirectory directory;
+  torch::nn::Sequential model(Linear(3, 4), Linear(4, 2));
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  model->forward(at::ones({1, 3})).sum().backward();
+  sgd.step();
+  Checkpoint(directory.path()).add("model", *model).add("optimizer", sgd).save(1);
+
+  torch::nn::Sequential longer(Linear(3, 4), Linear(4, 2), Linear(2, 2));
+  Checkpoint to_longer(directory.path());
+  to_longer.add("model", *longer);
+  const auto before = test::values_of(*longer);
+  expect_error([&] { to_longer.load(); }, {"missing: model/2.weight, model/2.bias"});
+  test::require_same(test::values_of(*longer), before, true);
+  EXPECT_EQ(to_longer.load(/*strict=*/false)->missing.size(), 2u);
+  EXPECT_TRUE(longer->parameters()[0].equal(model->parameters()[0]));
+
+  torch::nn::Sequential shorter(Linear(3, 4));
+  Checkpoint to_shorter(directory.path());
+  to_shorter.add("model", *shorter);
+  expect_error([&] { to_shorter.load(); }, {"unexpected: model/1.bias, model/1.weight"});
+  EXPECT_EQ(to_shorter.load(false)->unexpected.size(), 2u);
+
+  torch::nn::Sequential wider(Linear(3, 5), Linear(5, 2));
+  Checkpoint to_wider(directory.path());
+  to_wider.add("model", *wider);
+  expect_error([&] { to_wider.load(false); }, {"model/0.weight has sizes [4, 3] instead of [5, 3]"});
+
+  torch::nn::Sequential same(Linear(3, 4), Linear(4, 2));
+  AdamW adam(same->parameters());
+  Checkpoint to_adam(directory.path());
+  to_adam.add("model", *same).add("optimizer", adam);
+  expect_error([&] { to_adam.load(); }, {"unexpected: optimizer/0.bias/momentum_buffer"});
+
+  expect_error([&] { to_adam.add("model", *same); }, {"'model'", "overlap"});
+  expect_error([&] { to_adam.add("model/0", *same); }, {"'model/0'", "overlap"});
+  torch::optim::LBFGS lbfgs(same->parameters());
+  lbfgs.state()[same->parameters()[0].unsafeGetTensorImpl()] =
+      std::make_unique<torch::optim::LBFGSParamState>();
+  Checkpoint with_lbfgs(directory.path());
+  with_lbfgs.add("lbfgs", lbfgs);
+  expect_error([&] { with_lbfgs.save(2); }, {"do not know", "LBFGS"});
+}
+
+TEST(Checkpoint, OptionsOfGroupsComeBackAndNamesComeFromTheModule) {
+  const TemporaryDirectory directory;
+  Linear model(3, 4);
+  const auto groups = [](Linear& of) {
+    return std::vector<torch::optim::OptimizerParamGroup>{
+        {{of->weight}, std::make_unique<torch::optim::AdamWOptions>(0.5)},
+        torch::optim::OptimizerParamGroup({of->bias})};
+  };
+  AdamW optimizer(groups(model), torch::optim::AdamWOptions(0.1).betas({0.5, 0.6}));
+  model->forward(at::ones({1, 3})).sum().backward();
+  optimizer.step();
+  Checkpoint(directory.path()).add("model", *model).add("optimizer", optimizer).save(1);
+  Linear other(3, 4);
+  AdamW resumed(groups(other), torch::optim::AdamWOptions(7));
+  resumed.param_groups()[0].options().set_lr(9);
+  Checkpoint(directory.path()).add("model", *other).add("optimizer", resumed).load();
+  const auto& options =
+      static_cast<const torch::optim::AdamWOptions&>(resumed.param_groups()[1].options());
+  EXPECT_EQ(resumed.param_groups()[0].options().get_lr(), 0.5);
+  EXPECT_EQ(options.lr(), 0.1);
+  EXPECT_EQ(options.betas(), std::tuple(0.5, 0.6));
+  store::Reader reader(directory.path() + "/step-00000001");
+  EXPECT_TRUE(reader.has("optimizer/weight/exp_avg"));
+  EXPECT_TRUE(reader.has("optimizer/bias/step"));
+}
+
+TEST(Checkpoint, AnAsynchronousSaveDoesNotSeeLaterSteps) {
+  const TemporaryDirectory directory;
+  launch_threads(2, [&](Group group) {
+    auto model = test::make_model();
+    OSS<AdamW> optimizer(group, *model, torch::optim::AdamWOptions(0.1), test::kSmallBuckets);
+    ShardedDataParallel<torch::nn::Sequential> parallel(group, model, optimizer);
+    Checkpoint checkpoint(group, directory.path(), CheckpointOptions().keep(2));
+    checkpoint.add("model", *model).add("optimizer", optimizer);
+    test::Values saved;
+    for (int step = 0; step < 6; ++step) {
+      test::loss_of(parallel.forward(test::input(group.rank(), step))).backward();
+      optimizer.step();
+      saved = step == 4 ? test::values_of(*model) : saved;
+      if (step < 5) {
+        checkpoint.save_async(step);
+      }
+    }
+    checkpoint.wait();
+    EXPECT_EQ(checkpoint.load()->step, 4);
+    test::require_same(test::values_of(*model), saved, true);
+  });
+}
+
+}  // namespace
+}  // namespace fairshard
