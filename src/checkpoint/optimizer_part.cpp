@@ -56,7 +56,12 @@ class OptimizerPart : public CheckpointPart {
   void load(const std::string& name, const CheckpointContext& context,
             store::LoadPlan& plan) override {
     plan.add_value(name + "/param_groups", [this, name](const std::string& text) {
-      groups_from_json(store::parse_json(text, name + "/param_groups"));
+      try {
+        groups_from_json(store::parse_json(text, name + "/param_groups"));
+      } catch (const Json::exception& error) {
+        TORCH_CHECK_VALUE(false, name, "/param_groups: options of another kind (", error.what(),
+                          ")");
+      }
     });
     // Those of other ranks' parameters are expected too.
     for (size_t g = 0; g < optimizer_.param_groups().size(); ++g) {

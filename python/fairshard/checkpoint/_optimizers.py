@@ -63,8 +63,7 @@ class OptimizerPart:
     def _groups(self, context: Context) -> list[dict]:
         groups = []
         for number, group in enumerate(self._optimizer.param_groups):
-            options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            options = {k: v.item() if torch.is_tensor(v) and v.numel() == 1 else v for k, v in options.items()}
+            options = {key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")}
             groups.append({**options, "params": self._names(context, number)})
         return groups
 
@@ -196,8 +195,15 @@ def _load_field(key: str, field: str, stepped: Stepped, state: dict, plan: Any) 
         plan.add_range(key, stepped.parameter, values.dtype, stepped.begin, stepped.end, take)
 
 
+def _plain(value: Any) -> Any:
+    """An option in the form that C++ knows too: tensors are numbers, tuples are lists."""
+    if torch.is_tensor(value) and value.numel() == 1:
+        return value.item()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
 def _typed(ours: Any, theirs: Any) -> Any:
     """A value from the file in the type that the option has here."""
     if isinstance(ours, tuple) and isinstance(theirs, list):
-        return tuple(theirs)
+        return tuple(_typed(a, b) for a, b in zip(ours, theirs, strict=True))
     return torch.full_like(ours, theirs) if torch.is_tensor(ours) and not torch.is_tensor(theirs) else theirs

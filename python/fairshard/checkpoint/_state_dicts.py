@@ -25,7 +25,9 @@ def optimizer_state_dict(directory: str | os.PathLike, part: str = "optimizer") 
         raise KeyError(f"{reader.directory} has no optimizer named '{part}'")
     groups, state, number = [], {}, 0
     for options in from_json(text):
-        names = options["params"]
+        names = options.pop("params")
+        # torch's options have tuples (betas), and no lists
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
         groups.append({**options, "params": list(range(number, number + len(names)))})
         for name in names:
             prefix = f"{part}/{name}/"
