@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 export TORCH PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build train test test-cpp test-python asan tsan lint format clean
+.PHONY: help setup build train test test-cpp test-python asan tsan fuzz lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ test-python: build ## run the Python tests
 asan tsan: setup ## run the C++ tests under address+undefined or thread sanitizers
 	@scripts/build $@ $(JOBS)
 	@ctest --test-dir build-$@ --output-on-failure -L sanitize $(ARGS)
+
+fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
+	@scripts/fuzz 60 $(ARGS)
 
 lint: ## check formatting, lint C++ and Python
 	@scripts/setup lint
