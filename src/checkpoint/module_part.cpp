@@ -19,7 +19,7 @@ class ModulePart : public CheckpointPart {
       const std::string key = name + "/" + item.key();
       const auto* const slices = context.exact_slices_of(item.value());
       if (!slices) {
-        state.add_alike(key, item.value());
+        state.add_alike(key, context.master_of(item.value()));
         continue;
       }
       for (const auto& slice : *slices) {
@@ -77,6 +77,15 @@ void CheckpointContext::add_shards(const std::shared_ptr<shard::FlatParameters>&
       found->second.push_back(slice);
     }
   }
+}
+
+void CheckpointContext::add_master(const at::Tensor& parameter, const at::Tensor& master) {
+  masters_[parameter.unsafeGetTensorImpl()] = master;
+}
+
+at::Tensor CheckpointContext::master_of(const at::Tensor& parameter) const {
+  const auto found = masters_.find(parameter.unsafeGetTensorImpl());
+  return found == masters_.end() ? parameter : found->second;
 }
 
 std::optional<std::string> CheckpointContext::name_of(const at::Tensor& parameter) const {

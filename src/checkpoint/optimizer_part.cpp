@@ -1,7 +1,9 @@
 #include "optimizer_fields.h"
 #include "parts.h"
+#include <fairshard/optim/fused.h>
 #include <fairshard/optim/oss.h>
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
@@ -25,6 +27,8 @@ struct Stepped {
   at::Tensor parameter;
   /// What the optimizer has a state for.
   at::Tensor values;
+  /// The dtype of the state.
+  at::ScalarType dtype;
   int64_t begin = 0;
   int64_t end = 0;
 };
@@ -70,7 +74,7 @@ class OptimizerPart : public CheckpointPart {
       }
     }
     for (const Stepped& stepped : all_stepped(context)) {
-      load_state(name + "/" + stepped.name + "/", stepped, plan);
+      load_state(name + "/" + stepped.name + "/", stepped, context, plan);
     }
   }
 
@@ -82,6 +86,11 @@ class OptimizerPart : public CheckpointPart {
   virtual std::vector<std::string> names(const CheckpointContext& context, size_t group) const = 0;
   virtual void save_field(const std::string& key, const Stepped& stepped, const StateField& field,
                           store::State& state) const = 0;
+  /// What a state has that is saved elsewhere.
+  virtual void load_more(const Stepped& /*stepped*/, const CheckpointContext& /*context*/,
+                         OptimizerParamState& /*state*/,
+                         const std::shared_ptr<OptimizerParamState>& /*owner*/,
+                         store::LoadPlan& /*plan*/) const {}
 
  private:
   Json groups_to_json(const CheckpointContext& context) const {
@@ -110,7 +119,8 @@ class OptimizerPart : public CheckpointPart {
     }
   }
 
-  void load_state(const std::string& prefix, const Stepped& stepped, store::LoadPlan& plan) const {
+  void load_state(const std::string& prefix, const Stepped& stepped,
+                  const CheckpointContext& context, store::LoadPlan& plan) const {
     const std::shared_ptr<OptimizerParamState> state = new_state_for(base());
     const auto fields = fields_of(base(), *state);
     bool is_any = false;
@@ -121,6 +131,9 @@ class OptimizerPart : public CheckpointPart {
       if (is_any && (field.is_required || plan.expects(prefix + field.name))) {
         load_field(prefix + field.name, stepped, field, state, plan);
       }
+    }
+    if (is_any) {
+      load_more(stepped, context, *state, state, plan);
     }
     plan.then([this, state, is_any, values = stepped.values] {
       auto& states = base().state();
@@ -137,11 +150,11 @@ class OptimizerPart : public CheckpointPart {
     const at::Tensor& values = stepped.values;
     if (field.is_like_parameter) {
       store::Layout layout = store::layout_of(stepped.parameter);
-      layout.dtype = values.scalar_type();
+      layout.dtype = stepped.dtype;
       plan.add_range(key, layout, stepped.begin, stepped.end,
                      [owner, target = field.tensor, values](const at::Tensor& read) {
-                       *target =
-                           at::empty_strided(values.sizes(), values.strides(), values.options());
+                       const auto options = values.options().dtype(read.scalar_type());
+                       *target = at::empty_strided(values.sizes(), values.strides(), options);
                        target->copy_(read.as_strided(values.sizes(), values.strides()));
                      });
       return;
@@ -167,6 +180,21 @@ class PlainOptimizerPart : public OptimizerPart {
  public:
   using OptimizerPart::OptimizerPart;
 
+  void describe(const std::string& /*name*/, CheckpointContext& context) override {
+    for (const auto& group : optimizer().param_groups()) {
+      for (const auto& parameter : group.params()) {
+        const auto found = optimizer().state().find(parameter.unsafeGetTensorImpl());
+        if (found == optimizer().state().end() || !has_master(parameter)) {
+          continue;
+        }
+        auto& state = static_cast<FusedState&>(*found->second);
+        if (state.master.defined() && state.seen_version == parameter._version()) {
+          context.add_master(parameter, state.master);
+        }
+      }
+    }
+  }
+
  protected:
   Optimizer& base() const override { return optimizer(); }
 
@@ -185,7 +213,9 @@ class PlainOptimizerPart : public OptimizerPart {
       const auto& parameters = optimizer().param_groups()[g].params();
       const auto own_names = names(context, g);
       for (size_t i = 0; i < parameters.size(); ++i) {
-        result.push_back({own_names[i], parameters[i], parameters[i], 0, parameters[i].numel()});
+        result.push_back({own_names[i], parameters[i], parameters[i],
+                          has_master(parameters[i]) ? at::kFloat : parameters[i].scalar_type(), 0,
+                          parameters[i].numel()});
       }
     }
     return result;
@@ -197,6 +227,27 @@ class PlainOptimizerPart : public OptimizerPart {
     if (value.defined()) {
       state.add_alike(key, value);
     }
+  }
+
+  /// A master is what was saved as the parameter's values.
+  void load_more(const Stepped& stepped, const CheckpointContext& context,
+                 OptimizerParamState& state, const std::shared_ptr<OptimizerParamState>& owner,
+                 store::LoadPlan& plan) const override {
+    const auto key = context.key_of(stepped.parameter);
+    if (!has_master(stepped.parameter) || !key || !plan.reader().has(*key)) {
+      return;
+    }
+    auto& fused = static_cast<FusedState&>(state);
+    const at::Tensor& parameter = stepped.parameter;
+    fused.master = at::empty_like(parameter, parameter.options().dtype(at::kFloat)).detach();
+    plan.add_tensor(*key, fused.master);
+    plan.then([owner, &fused, parameter] { fused.seen_version = parameter._version(); });
+  }
+
+ private:
+  bool has_master(const at::Tensor& parameter) const {
+    const auto* const fused = dynamic_cast<const detail::FusedOptimizer*>(&optimizer());
+    return fused && fused->has_master(parameter);
   }
 };
 
@@ -252,7 +303,8 @@ class OssPart : public OptimizerPart {
       for (const auto& slice : part->slices()) {
         const auto& parameter = part->parameters()[slice.piece.parameter];
         result.push_back({context.name_of(parameter.tensor).value_or(parameter.name),
-                          parameter.tensor, slice.values, slice.piece.begin, slice.piece.end});
+                          parameter.tensor, slice.values, slice.values.scalar_type(),
+                          slice.piece.begin, slice.piece.end});
       }
     }
     return result;

@@ -25,6 +25,8 @@ class CheckpointContext {
   void add_module(const std::string& part, const torch::nn::Module& module);
   /// Says that parameters may have exact copies here; see shard::FlatOptions.
   void add_shards(const std::shared_ptr<shard::FlatParameters>& shards);
+  /// Says that a parameter has an exact copy, which all ranks have alike.
+  void add_master(const at::Tensor& parameter, const at::Tensor& master);
 
   /// The name of a parameter in its module, if there is one. The same in two modules: the part and
   /// the name.
@@ -33,6 +35,8 @@ class CheckpointContext {
   std::optional<std::string> key_of(const at::Tensor& parameter) const;
   /// If a parameter has an exact copy, the slices of it that this rank owns.
   const std::vector<shard::Slice>* exact_slices_of(const at::Tensor& parameter) const;
+  /// What all ranks have of a parameter, as exactly as they have it.
+  at::Tensor master_of(const at::Tensor& parameter) const;
 
  private:
   struct Place {
@@ -43,6 +47,7 @@ class CheckpointContext {
   std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::unordered_map<std::string, int> uses_;
   std::unordered_map<const c10::TensorImpl*, std::vector<shard::Slice>> exact_;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> masters_;
 };
 
 /// Something that is saved and loaded under a name.

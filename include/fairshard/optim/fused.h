@@ -42,6 +42,8 @@ class FusedOptimizer : public torch::optim::Optimizer {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  /// Whether a parameter is stepped on a copy; see FusedOptions::master_weights.
+  bool has_master(const at::Tensor& parameter) const;
 
  protected:
   /// What a step changes: tensors with their gradients and states.
@@ -60,7 +62,6 @@ class FusedOptimizer : public torch::optim::Optimizer {
 
  private:
   void step_group(const torch::optim::OptimizerParamGroup& group);
-  bool has_master(const at::Tensor& parameter) const;
 
   FusedOptions options_;
 };

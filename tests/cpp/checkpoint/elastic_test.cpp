@@ -91,12 +91,13 @@ Training sharded(Options options, OssOptions oss = test::kSmallBuckets,
   }};
 }
 
-template <typename Optimizer, typename Options>
-Training replicated(Options options) {
+template <typename Optimizer, typename Options, typename... More>
+Training replicated(Options options, at::ScalarType dtype = at::kFloat, More... more) {
   return {[=](Group group, const std::string& folder, bool is_resumed) {
     auto model = test::make_model(is_resumed ? 99 + group.rank() : 0);
+    model->to(dtype);
     ShardedDataParallel<Sequential> parallel(group, model);
-    Optimizer optimizer(model->parameters(), options);
+    Optimizer optimizer(model->parameters(), options, more...);
     LearningRate rate(optimizer, warmup_schedule(8));
     Checkpoint checkpoint(group, folder);
     checkpoint.add("model", *model).add("optimizer", optimizer).add("rate", rate);
@@ -186,6 +187,12 @@ TEST(Elastic, MasterWeightsAreSavedExactly) {
   const Training full = sharded<AdamW>(kAdamW);
   expect_continuity(2, masters, 2, masters, true);
   expect_continuity(2, masters, 3, masters, false, 2e-2);
+  // A replicated optimizer keeps such copies of its own; its gradients are averaged in bfloat16.
+  const Training own =
+      replicated<AdamW>(kAdamW, at::kBFloat16, FusedOptions().master_weights(true));
+  expect_continuity(2, own, 2, own, true);
+  expect_continuity(2, own, 2, masters, false, 2e-2);
+  expect_continuity(2, masters, 2, own, false, 2e-2);
   // From full precision to low and back: rounding of activations is all that differs.
   expect_continuity(2, full, 2, masters, false, 3e-2);
   expect_continuity(2, masters, 3, full, false, 3e-2);
