@@ -35,7 +35,8 @@ using store::LoadReport;
 /// Python's fairshard.checkpoint uses the same keys, so that either loads what the other has saved.
 class Checkpoint {
  public:
-  Checkpoint(comm::Group group, const std::string& directory, const CheckpointOptions& options = {});
+  Checkpoint(comm::Group group, const std::string& directory,
+             const CheckpointOptions& options = {});
   /// For one process alone.
   explicit Checkpoint(const std::string& directory, const CheckpointOptions& options = {});
 

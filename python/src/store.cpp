@@ -108,8 +108,8 @@ void bind_loading(py::module_& m) {
       .def_property_readonly("reader", &LoadPlan::reader)
       .def("add_part", &LoadPlan::add_part)
       .def("add_range",
-           [](LoadPlan& plan, const std::string& key, const at::Tensor& whole,
-              at::ScalarType dtype, int64_t begin, int64_t end, LoadPlan::Take take) {
+           [](LoadPlan& plan, const std::string& key, const at::Tensor& whole, at::ScalarType dtype,
+              int64_t begin, int64_t end, LoadPlan::Take take) {
              store::Layout layout = store::layout_of(whole);
              layout.dtype = dtype;
              plan.add_range(key, layout, begin, end, std::move(take));

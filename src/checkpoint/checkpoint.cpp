@@ -18,8 +18,8 @@ Checkpoint& Checkpoint::add(const std::string& name, std::shared_ptr<CheckpointP
   TORCH_CHECK_VALUE(!name.empty(), "a part of a checkpoint has no name");
   for (const auto& [known, other] : parts_) {
     // Keys begin with the part's name, and each must belong to one part only.
-    const bool is_clear = known != name && known.rfind(name + "/", 0) != 0 &&
-                          name.rfind(known + "/", 0) != 0;
+    const bool is_clear =
+        known != name && known.rfind(name + "/", 0) != 0 && name.rfind(known + "/", 0) != 0;
     TORCH_CHECK_VALUE(is_clear, "the parts '", known, "' and '", name, "' of a checkpoint overlap");
   }
   parts_.emplace_back(name, std::move(part));

@@ -88,8 +88,7 @@ class OptimizerPart : public CheckpointPart {
                           store::State& state) const = 0;
   /// What a state has that is saved elsewhere.
   virtual void load_more(const Stepped& /*stepped*/, const CheckpointContext& /*context*/,
-                         OptimizerParamState& /*state*/,
-                         const std::shared_ptr<OptimizerParamState>& /*owner*/,
+                         const std::shared_ptr<OptimizerParamState>& /*state*/,
                          store::LoadPlan& /*plan*/) const {}
 
  private:
@@ -133,7 +132,7 @@ class OptimizerPart : public CheckpointPart {
       }
     }
     if (is_any) {
-      load_more(stepped, context, *state, state, plan);
+      load_more(stepped, context, state, plan);
     }
     plan.then([this, state, is_any, values = stepped.values] {
       auto& states = base().state();
@@ -145,8 +144,7 @@ class OptimizerPart : public CheckpointPart {
   }
 
   static void load_field(const std::string& key, const Stepped& stepped, const StateField& field,
-                         const std::shared_ptr<OptimizerParamState>& owner,
-                         store::LoadPlan& plan) {
+                         const std::shared_ptr<OptimizerParamState>& owner, store::LoadPlan& plan) {
     const at::Tensor& values = stepped.values;
     if (field.is_like_parameter) {
       store::Layout layout = store::layout_of(stepped.parameter);
@@ -231,17 +229,17 @@ class PlainOptimizerPart : public OptimizerPart {
 
   /// A master is what was saved as the parameter's values.
   void load_more(const Stepped& stepped, const CheckpointContext& context,
-                 OptimizerParamState& state, const std::shared_ptr<OptimizerParamState>& owner,
+                 const std::shared_ptr<OptimizerParamState>& state,
                  store::LoadPlan& plan) const override {
     const auto key = context.key_of(stepped.parameter);
     if (!has_master(stepped.parameter) || !key || !plan.reader().has(*key)) {
       return;
     }
-    auto& fused = static_cast<FusedState&>(state);
+    const auto fused = std::static_pointer_cast<FusedState>(state);
     const at::Tensor& parameter = stepped.parameter;
-    fused.master = at::empty_like(parameter, parameter.options().dtype(at::kFloat)).detach();
-    plan.add_tensor(*key, fused.master);
-    plan.then([owner, &fused, parameter] { fused.seen_version = parameter._version(); });
+    fused->master = at::empty_like(parameter, parameter.options().dtype(at::kFloat)).detach();
+    plan.add_tensor(*key, fused->master);
+    plan.then([fused, parameter] { fused->seen_version = parameter._version(); });
   }
 
  private:
@@ -325,8 +323,8 @@ class OssPart : public OptimizerPart {
 
  private:
   /// Parameters are saved as exactly as a rank has them, so exact copies are loaded from there.
-  static void load_exact_copies(const shard::FlatParameters& part,
-                                const CheckpointContext& context, store::LoadPlan& plan) {
+  static void load_exact_copies(const shard::FlatParameters& part, const CheckpointContext& context,
+                                store::LoadPlan& plan) {
     for (const auto& slice : part.slices()) {
       const at::Tensor& parameter = part.parameters()[slice.piece.parameter].tensor;
       const auto key = context.key_of(parameter);

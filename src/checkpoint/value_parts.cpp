@@ -140,12 +140,10 @@ std::shared_ptr<CheckpointPart> make_part(std::string* value) { return plain_val
 std::shared_ptr<CheckpointPart> make_part(double* value) {
   // JSON has no infinity; the best loss before the first one often is.
   return std::make_shared<ValuePart>(
-      [value] {
-        return std::isfinite(*value) ? Json(*value) : Json{{"float", c10::str(*value)}};
-      },
+      [value] { return std::isfinite(*value) ? Json(*value) : Json{{"float", c10::str(*value)}}; },
       [value](const Json& json) {
-        *value = json.is_object() ? std::stod(json.at("float").get<std::string>())
-                                  : json.get<double>();
+        *value =
+            json.is_object() ? std::stod(json.at("float").get<std::string>()) : json.get<double>();
       });
 }
 

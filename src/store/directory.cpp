@@ -69,7 +69,8 @@ std::string checkpoint_name(int64_t step) {
 
 std::vector<int64_t> list_checkpoints(const std::string& root) {
   auto steps = named_steps(root);
-  std::erase_if(steps, [&](int64_t step) { return !is_complete(root + "/" + checkpoint_name(step)); });
+  std::erase_if(steps,
+                [&](int64_t step) { return !is_complete(root + "/" + checkpoint_name(step)); });
   return steps;
 }
 

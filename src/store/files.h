@@ -24,8 +24,6 @@ class OutputFile {
   void finish();
 
  private:
-  void close();
-
   std::string path_;
   int file_ = -1;
   int64_t written_ = 0;

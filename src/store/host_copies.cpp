@@ -13,9 +13,9 @@ namespace fairshard::store {
 void HostCopies::take(State& state) {
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> last = std::exchange(buffers_, {});
-  std::set<at::Device, bool (*)(at::Device, at::Device)> devices(
-      [](at::Device a, at::Device b) { return std::pair(a.type(), a.index()) <
-                                              std::pair(b.type(), b.index()); });
+  std::set<at::Device, bool (*)(at::Device, at::Device)> devices([](at::Device a, at::Device b) {
+    return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
+  });
   state.replace([&](const State::Entry& entry) {
     const at::Tensor values = entry.values();
     const std::string name = entry.key + "/" + std::to_string(entry.begin);

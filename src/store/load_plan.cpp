@@ -118,8 +118,8 @@ LoadReport LoadPlan::compare() const {
 LoadReport LoadPlan::run(bool strict) {
   const at::NoGradGuard no_grad;
   LoadReport report = compare();
-  const bool fits = misfits_.empty() && (!strict || (report.missing.empty() &&
-                                                     report.unexpected.empty()));
+  const bool fits =
+      misfits_.empty() && (!strict || (report.missing.empty() && report.unexpected.empty()));
   TORCH_CHECK_VALUE(fits, reader_.directory(), " does not fit:", listed("missing", report.missing),
                     listed("unexpected", report.unexpected), listed("of other sizes", misfits_),
                     misfits_.empty() ? "\n  strict=false goes on without them" : "");

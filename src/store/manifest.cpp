@@ -87,8 +87,7 @@ std::string to_hex(uint64_t number) {
 
 uint64_t from_hex(const std::string& text, const std::string& what) {
   TORCH_CHECK_VALUE(
-      text.size() == kHexDigits &&
-          text.find_first_not_of("0123456789abcdef") == std::string::npos,
+      text.size() == kHexDigits && text.find_first_not_of("0123456789abcdef") == std::string::npos,
       what, ": a checksum is no number of ", kHexDigits, " hexadecimal digits");
   return std::strtoull(text.c_str(), nullptr, 16);
 }
@@ -115,9 +114,8 @@ StoredEntry entry_from_json(const Json& json, const std::string& what) {
   entry.layout.dtype = dtype_of_name(to_text(member(json, "dtype", what), what), what);
   entry.layout.sizes = to_counts(member(json, "shape", what), what + ": shape");
   check_sizes(entry.layout, what);
-  entry.layout.strides = json.contains("strides")
-                             ? to_counts(json["strides"], what + ": strides")
-                             : row_major(entry.layout.sizes);
+  entry.layout.strides = json.contains("strides") ? to_counts(json["strides"], what + ": strides")
+                                                  : row_major(entry.layout.sizes);
   const Json& ranges = member(json, "ranges", what);
   TORCH_CHECK_VALUE(ranges.is_array(), what, ": ranges are ", ranges.type_name(), ", no list");
   for (const auto& item : ranges) {

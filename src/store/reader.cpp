@@ -17,8 +17,8 @@ namespace {
 template <typename Map>
 std::vector<std::string> rests_of_keys(const Map& map, const std::string& prefix) {
   std::vector<std::string> rests;
-  for (auto item = map.lower_bound(prefix);
-       item != map.end() && item->first.rfind(prefix, 0) == 0; ++item) {
+  for (auto item = map.lower_bound(prefix); item != map.end() && item->first.rfind(prefix, 0) == 0;
+       ++item) {
     rests.push_back(item->first.substr(prefix.size()));
   }
   return rests;
@@ -67,8 +67,8 @@ at::Tensor Reader::read(const std::string& key, const Layout& wanted, int64_t be
   const at::NoGradGuard no_grad;
   const StoredEntry& stored = entry(key);
   TORCH_CHECK_VALUE(stored.layout.has_sizes_of(wanted), directory_, ": '", key, "' has sizes ",
-                    c10::IntArrayRef(stored.layout.sizes), ", but ",
-                    c10::IntArrayRef(wanted.sizes), " is wanted");
+                    c10::IntArrayRef(stored.layout.sizes), ", but ", c10::IntArrayRef(wanted.sizes),
+                    " is wanted");
   TORCH_CHECK_INDEX(0 <= begin && begin <= end && end <= wanted.numel(), directory_, ": '", key,
                     "' has ", wanted.numel(), " elements, but those from ", begin, " to ", end,
                     " are wanted");

@@ -33,16 +33,15 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
 }
 
 void check_values(const at::Tensor& values, const TensorToWrite& wanted, const std::string& path) {
-  const int64_t numel = std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), int64_t{1},
-                                        std::multiplies<>());
-  TORCH_CHECK_VALUE(
-      values.defined() && values.scalar_type() == wanted.dtype && values.numel() == numel &&
-          values.is_non_overlapping_and_dense(),
-      path, ": tensor '", wanted.name, "' is to be written as ", wanted.dtype,
-      c10::IntArrayRef(wanted.sizes), ", but is ",
-      values.defined() ? c10::str(values.scalar_type(), values.sizes(), " of strides ",
-                                  values.strides())
-                       : "undefined");
+  const int64_t numel =
+      std::accumulate(wanted.sizes.begin(), wanted.sizes.end(), int64_t{1}, std::multiplies<>());
+  TORCH_CHECK_VALUE(values.defined() && values.scalar_type() == wanted.dtype &&
+                        values.numel() == numel && values.is_non_overlapping_and_dense(),
+                    path, ": tensor '", wanted.name, "' is to be written as ", wanted.dtype,
+                    c10::IntArrayRef(wanted.sizes), ", but is ",
+                    values.defined() ? c10::str(values.scalar_type(), values.sizes(),
+                                                " of strides ", values.strides())
+                                     : "undefined");
 }
 
 Checksums write_values(OutputFile& file, const at::Tensor& values) {
@@ -58,9 +57,8 @@ Checksums write_values(OutputFile& file, const at::Tensor& values) {
   return checksums;
 }
 
-std::string header_text(const std::vector<TensorToWrite>& tensors,
-                        const std::vector<size_t>& order, const Metadata& metadata,
-                        const std::string& path) {
+std::string header_text(const std::vector<TensorToWrite>& tensors, const std::vector<size_t>& order,
+                        const Metadata& metadata, const std::string& path) {
   Json json = Json::object();
   if (!metadata.empty()) {
     json["__metadata__"] = metadata;
@@ -71,9 +69,9 @@ std::string header_text(const std::vector<TensorToWrite>& tensors,
     check_name(tensor.name, path);
     TORCH_CHECK_VALUE(tensor.name != "__metadata__" && !json.contains(tensor.name), path,
                       ": a tensor named '", tensor.name, "' stands there already");
-    const int64_t bytes = std::accumulate(tensor.sizes.begin(), tensor.sizes.end(),
-                                          static_cast<int64_t>(c10::elementSize(tensor.dtype)),
-                                          std::multiplies<>());
+    const int64_t bytes =
+        std::accumulate(tensor.sizes.begin(), tensor.sizes.end(),
+                        static_cast<int64_t>(c10::elementSize(tensor.dtype)), std::multiplies<>());
     json[tensor.name] = {{"dtype", dtype_name(tensor.dtype)},
                          {"shape", tensor.sizes},
                          {"data_offsets", {offset, offset + bytes}}};

@@ -102,8 +102,7 @@ class Saver::Work {
         write_together(Staging(root_, step), step, state, meeting);
       }
     } catch (const std::exception& error) {
-      TORCH_CHECK(false, "step ", step, " was not saved to ", root_, ": ",
-                  comm::reason_of(error));
+      TORCH_CHECK(false, "step ", step, " was not saved to ", root_, ": ", comm::reason_of(error));
     }
   }
 

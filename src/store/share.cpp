@@ -40,8 +40,7 @@ void merge_tensor(Manifest& manifest, size_t rank, const Json& item) {
                     "'", key, "' is ", mine.layout.dtype, c10::IntArrayRef(mine.layout.sizes),
                     " of strides ", c10::IntArrayRef(mine.layout.strides), " on rank ", rank,
                     ", but ", entry.layout.dtype, c10::IntArrayRef(entry.layout.sizes),
-                    " of strides ", c10::IntArrayRef(entry.layout.strides),
-                    " on a rank before it");
+                    " of strides ", c10::IntArrayRef(entry.layout.strides), " on a rank before it");
   entry.ranges.push_back(range);
 }
 

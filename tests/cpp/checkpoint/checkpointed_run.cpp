@@ -2,9 +2,9 @@
 //
 //   checkpointed_run FOLDER RANKS LAST_STEP SAVE_EVERY [BALLAST_MB]
 //
-// goes on from the newest checkpoint in FOLDER, or begins. Prints "rank R process P", "begins at S",
-// "step S loss L" and, when a checkpoint is complete, "saved S". Every other save is asynchronous;
-// SAVE_EVERY 0 saves nothing. The ballast makes saving take a while.
+// goes on from the newest checkpoint in FOLDER, or begins. Prints "rank R process P", "begins at
+// S", "step S loss L" and, when a checkpoint is complete, "saved S". Every other save is
+// asynchronous; SAVE_EVERY 0 saves nothing. The ballast makes saving take a while.
 #include "support/training.h"
 #include <fairshard/checkpoint.h>
 #include <fairshard/optim/fused.h>

@@ -38,8 +38,9 @@ float mean_over_ranks(const Group& group, const at::Tensor& loss) {
 }
 
 template <typename Parallel, typename Optimizer>
-Losses train(const Group& group, Parallel& parallel, Optimizer& optimizer, int first, int last,
-             const std::function<void()>& after_step = [] {}) {
+Losses train(
+    const Group& group, Parallel& parallel, Optimizer& optimizer, int first, int last,
+    const std::function<void()>& after_step = [] {}) {
   Losses losses;
   for (int step = first; step < last; ++step) {
     optimizer.zero_grad();
@@ -72,7 +73,7 @@ struct Training {
 
 template <typename Optimizer, typename Options>
 Training sharded(Options options, OssOptions oss = test::kSmallBuckets,
-            at::ScalarType dtype = at::kFloat) {
+                 at::ScalarType dtype = at::kFloat) {
   return {[=](Group group, const std::string& folder, bool is_resumed) {
     auto model = test::make_model(is_resumed ? 99 + group.rank() : 0);
     model->to(dtype);

@@ -111,7 +111,8 @@ TEST(Checkpoint, WhatDoesNotFitIsNamed) {
   torch::nn::Sequential wider(Linear(3, 5), Linear(5, 2));
   Checkpoint to_wider(directory.path());
   to_wider.add("model", *wider);
-  expect_error([&] { to_wider.load(false); }, {"model/0.weight has sizes [4, 3] instead of [5, 3]"});
+  expect_error([&] { to_wider.load(false); },
+               {"model/0.weight has sizes [4, 3] instead of [5, 3]"});
 
   torch::nn::Sequential same(Linear(3, 4), Linear(4, 2));
   AdamW adam(same->parameters());

@@ -46,11 +46,13 @@ std::string one(const std::string& dtype, const std::string& shape, const std::s
 TEST(Safetensors, WhatIsWrittenIsReadBack) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/f.safetensors";
-  const std::vector<at::Tensor> tensors{
-      at::arange(7, at::kByte),           at::randn({3, 4}),
-      at::randn({2, 3}, at::kBFloat16),   at::scalar_tensor(2.5, at::kDouble),
-      at::empty({0, 4}),                  at::ones({5}, at::kBool),
-      at::randn({2, 2}, at::kComplexFloat)};
+  const std::vector<at::Tensor> tensors{at::arange(7, at::kByte),
+                                        at::randn({3, 4}),
+                                        at::randn({2, 3}, at::kBFloat16),
+                                        at::scalar_tensor(2.5, at::kDouble),
+                                        at::empty({0, 4}),
+                                        at::ones({5}, at::kBool),
+                                        at::randn({2, 2}, at::kComplexFloat)};
   std::vector<TensorToWrite> items;
   for (size_t i = 0; i < tensors.size(); ++i) {
     items.push_back(item("t/" + std::to_string(i), tensors[i]));
@@ -90,7 +92,8 @@ TEST(Safetensors, AFileIsNeverReplacedAndErrorsNameIt) {
   expect_error([&] { SafetensorsFile file(directory.path()); }, {"no regular file"});
   expect_error(
       [&] {
-        write_safetensors(directory.path() + "/two", {item("t", at::ones({2})), item("t", at::ones({2}))});
+        write_safetensors(directory.path() + "/two",
+                          {item("t", at::ones({2})), item("t", at::ones({2}))});
       },
       {"'t'", "already"});
   expect_error(

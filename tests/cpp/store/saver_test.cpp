@@ -71,8 +71,8 @@ TEST(Saver, ARangeIsPutTogetherFromWhateverTheFilesHave) {
     const at::Tensor a = example({7, 11});
     for (int64_t begin = 0; begin <= 77; begin += 5) {
       for (int64_t end = begin; end <= 77; end += 4) {
-        EXPECT_TRUE(reader.read("a", layout_of(a), begin, end)
-                        .equal(a.flatten().slice(0, begin, end)));
+        EXPECT_TRUE(
+            reader.read("a", layout_of(a), begin, end).equal(a.flatten().slice(0, begin, end)));
       }
     }
     EXPECT_TRUE(reader.read("large").equal(example({300000})));
@@ -103,9 +103,13 @@ TEST(Reader, GivesElementsInTheOrderOfTheReadersMemory) {
   const TemporaryDirectory directory;
   const at::Tensor plain = example({2, 3, 4, 5});
   const at::Tensor last = plain.contiguous(at::MemoryFormat::ChannelsLast);
-  for (const auto& [stored, wanted] : {std::pair(plain, last), std::pair(last, plain),
-                                       std::pair(last, last), std::pair(last, plain.permute({3, 1, 0, 2}).clone(at::MemoryFormat::Preserve).permute({2, 1, 3, 0}))}) {
-    const std::string root = directory.path() + "/" + std::to_string(names_in(directory.path()).size());
+  for (const auto& [stored, wanted] :
+       {std::pair(plain, last), std::pair(last, plain), std::pair(last, last),
+        std::pair(
+            last,
+            plain.permute({3, 1, 0, 2}).clone(at::MemoryFormat::Preserve).permute({2, 1, 3, 0}))}) {
+    const std::string root =
+        directory.path() + "/" + std::to_string(names_in(directory.path()).size());
     launch_threads(2, [&, stored = stored](Group group) {
       Saver saver(group, root);
       State state = saver.new_state();
@@ -157,8 +161,8 @@ TEST(Directory, TheNewestCompleteOneIsFound) {
   for (const int64_t step : {9, 10, 200}) {
     save(root, 1, step);
   }
-  fs::create_directories(root + "/step-00000300");     // without a manifest
-  fs::create_directories(root + "/step-400");          // not named by us
+  fs::create_directories(root + "/step-00000300");  // without a manifest
+  fs::create_directories(root + "/step-400");       // not named by us
   fs::create_directories(root + "/.step-00000500.tmp");
   fs::copy(root + "/step-00000010", root + "/step-00000600", fs::copy_options::recursive);
   fs::resize_file(root + "/step-00000600/" + shard_name(0, 1), 1000);
@@ -211,9 +215,9 @@ TEST(Saver, AFailureEndsTheSaveOnAllRanksAndKeepsTheLastOne) {
       state.replace([](const State::Entry&) { return at::ones({3}); });  // not what it said
     }
     saver.save_async(2, std::move(state));
-    expect_error([&] { saver.wait(); }, group.rank() == 1
-                                            ? std::vector<std::string>{"step 2", "'t'"}
-                                            : std::vector<std::string>{"step 2", "on rank 1", "'t'"});
+    expect_error([&] { saver.wait(); },
+                 group.rank() == 1 ? std::vector<std::string>{"step 2", "'t'"}
+                                   : std::vector<std::string>{"step 2", "on rank 1", "'t'"});
     State good = saver.new_state();
     good.add_first("t", at::ones({2}));
     saver.save(3, std::move(good));

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file, safe_open, save_file
-
 from fairshard._core import store
+from safetensors.torch import load_file, safe_open, save_file
 
 DTYPES = [
     torch.bool,
