@@ -119,11 +119,18 @@ void make_directory(const std::string& path) {
 }
 
 void make_directories(const std::string& path) {
-  for (size_t end = path.find('/', 1); end != std::string::npos; end = path.find('/', end + 1)) {
-    const std::string above = path.substr(0, end);
-    require(mkdir(above.c_str(), 0755) == 0 || is_directory(above), "make", above);
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string part = path.substr(0, end);
+    if (mkdir(part.c_str(), 0755) == 0) {
+      const size_t above = part.find_last_of('/');
+      sync_directory(above == std::string::npos ? "." : part.substr(0, above + 1));
+    } else if (const int error = errno; !is_directory(part)) {
+      fail("make", part, error);
+    }
+    if (end == std::string::npos) {
+      return;
+    }
   }
-  require(mkdir(path.c_str(), 0755) == 0 || is_directory(path), "make", path);
 }
 
 std::vector<std::string> list_directory(const std::string& path) {

@@ -39,6 +39,14 @@ void Meeting::post(const std::string& key, char kind, const std::string& text) {
   store_->set(key, c10::str(kind, chunks));
 }
 
+void Meeting::erase(const std::string& key) {
+  const size_t chunks = std::stoul(store_->get_to_str(key).substr(1));
+  for (size_t i = 0; i < chunks; ++i) {
+    store_->deleteKey(chunk_key(key, i));
+  }
+  store_->deleteKey(key);
+}
+
 std::string Meeting::take(const std::string& key, int sender) {
   const std::string head = store_->get_to_str(key);
   std::string text;
@@ -88,6 +96,7 @@ std::vector<std::string> Meeting::gather(const std::string& topic) {
         return false;
       }
       texts[static_cast<size_t>(rank)] = take(key, rank);
+      erase(key);
       return true;
     });
     return missing.empty();

@@ -48,6 +48,8 @@ class Meeting {
   void post(const std::string& key, char kind, const std::string& text);
   /// The text under a key; throws if it is an error.
   std::string take(const std::string& key, int sender);
+  /// Removes it, so that a long run does not fill the store.
+  void erase(const std::string& key);
   /// Calls `is_done` until it is true. `awaited` says for whom it waits.
   template <typename IsDone, typename Awaited>
   void wait_until(IsDone is_done, Awaited awaited);
