@@ -53,7 +53,7 @@ def dd(folder: Path, ranks: int, size: int) -> tuple[float, float]:
         for process in [subprocess.Popen(command) for command in commands]:
             assert process.wait() == 0
 
-    write = timed(lambda: all_ranks("if=/dev/urandom", "of={}.source", f"count={blocks}")) and timed(
+    write = timed(lambda: all_ranks("if=/dev/urandom", "of={}.source", f"count={blocks}", "conv=fsync")) and timed(
         lambda: all_ranks("if={}.source", "of={}", "conv=fsync")
     )
     forget(folder)

@@ -16,7 +16,7 @@ class ModulePart : public CheckpointPart {
   void save(const std::string& name, const CheckpointContext& context,
             store::State& state) override {
     for (const auto& item : module_.named_parameters()) {
-      const std::string key = name + "/" + item.key();
+      const std::string key = c10::str(name, "/", item.key());
       const auto* const slices = context.exact_slices_of(item.value());
       if (!slices) {
         state.add_alike(key, context.master_of(item.value()));
@@ -29,7 +29,7 @@ class ModulePart : public CheckpointPart {
     }
     for (const auto& item : module_.named_buffers()) {
       if (item.value().defined()) {
-        state.add_first(name + "/" + item.key(), item.value());
+        state.add_first(c10::str(name, "/", item.key()), item.value());
       }
     }
   }
@@ -37,11 +37,11 @@ class ModulePart : public CheckpointPart {
   void load(const std::string& name, const CheckpointContext& /*context*/,
             store::LoadPlan& plan) override {
     for (const auto& item : module_.named_parameters()) {
-      plan.add_tensor(name + "/" + item.key(), item.value().detach());
+      plan.add_tensor(c10::str(name, "/", item.key()), item.value().detach());
     }
     for (const auto& item : module_.named_buffers()) {
       if (item.value().defined()) {
-        plan.add_tensor(name + "/" + item.key(), item.value());
+        plan.add_tensor(c10::str(name, "/", item.key()), item.value());
       }
     }
   }

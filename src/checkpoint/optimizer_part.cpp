@@ -52,7 +52,7 @@ class OptimizerPart : public CheckpointPart {
         continue;
       }
       for (const auto& field : fields_of(base(), *found->second)) {
-        save_field(name + "/" + stepped.name + "/" + field.name, stepped, field, state);
+        save_field(c10::str(name, "/", stepped.name, "/", field.name), stepped, field, state);
       }
     }
   }
@@ -70,11 +70,11 @@ class OptimizerPart : public CheckpointPart {
     // Those of other ranks' parameters are expected too.
     for (size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
       for (const auto& parameter_name : names(context, g)) {
-        expect_state(name + "/" + parameter_name + "/", plan);
+        expect_state(c10::str(name, "/", parameter_name, "/"), plan);
       }
     }
     for (const Stepped& stepped : all_stepped(context)) {
-      load_state(name + "/" + stepped.name + "/", stepped, context, plan);
+      load_state(c10::str(name, "/", stepped.name, "/"), stepped, context, plan);
     }
   }
 

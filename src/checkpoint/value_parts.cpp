@@ -86,7 +86,8 @@ class RngPart : public CheckpointPart {
   void load(const std::string& name, const CheckpointContext& /*context*/,
             store::LoadPlan& plan) override {
     for (const auto& key : plan.reader().names_under(name + "/")) {
-      plan.expects(name + "/" + key);  // also those of other ranks, and of GPUs that are not here
+      plan.expects(
+          c10::str(name, "/", key));  // also those of other ranks, and of GPUs that are not here
     }
     std::vector<at::Device> devices{at::Device(at::kCPU)};
     for (at::DeviceIndex i = 0; at::hasCUDA() && i < at::detail::getCUDAHooks().deviceCount();

@@ -22,7 +22,7 @@ void consolidate(const std::string& checkpoint, const std::string& file, const s
                     part.empty() ? "" : " of part '" + part + "'");
   Metadata metadata{{"format", "pt"}};
   for (const auto& name : reader.value_names_under(prefix)) {
-    metadata[name] = *reader.value(prefix + name);
+    metadata[name] = reader.value(prefix + name).value_or("null");
   }
   write_safetensors(file, tensors, metadata);
 }

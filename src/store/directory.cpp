@@ -48,7 +48,7 @@ std::vector<int64_t> named_steps(const std::string& root) {
 bool is_complete(const std::string& directory) {
   try {
     for (const auto& file : read_manifest(directory).files) {
-      if (file_length(directory + "/" + file.name) != file.bytes) {
+      if (file_length(c10::str(directory, "/", file.name)) != file.bytes) {
         return false;
       }
     }
@@ -77,7 +77,7 @@ std::vector<int64_t> list_checkpoints(const std::string& root) {
 std::optional<std::string> latest_checkpoint(const std::string& root) {
   const auto steps = named_steps(root);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    std::string directory = root + "/" + checkpoint_name(*step);
+    std::string directory = c10::str(root, "/", checkpoint_name(*step));
     if (is_complete(directory)) {
       return directory;
     }
@@ -92,7 +92,7 @@ void Staging::make() const {
   make_directories(root_);
   for (const auto& name : list_directory(root_)) {
     if (name.rfind(kTemporaryPrefix, 0) == 0) {
-      remove_directory(root_ + "/" + name);
+      remove_directory(c10::str(root_, "/", name));
     }
   }
   make_directory(path_);
@@ -126,7 +126,7 @@ void prune(const std::string& root, int64_t keep) {
   for (size_t i = 0; static_cast<int64_t>(i) + keep < static_cast<int64_t>(steps.size()); ++i) {
     // Under a temporary name, so that nobody takes one that is half removed for a whole one.
     const std::string doomed = temporary_path(root, steps[i]);
-    rename_directory(root + "/" + checkpoint_name(steps[i]), doomed);
+    rename_directory(c10::str(root, "/", checkpoint_name(steps[i])), doomed);
     remove_directory(doomed);
   }
 }

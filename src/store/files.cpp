@@ -158,7 +158,7 @@ void sync_directory(const std::string& path) {
 // NOLINTNEXTLINE(misc-no-recursion): as deep as the folder
 void remove_directory(const std::string& path) {
   for (const auto& name : list_directory(path)) {
-    const std::string inner = path + "/" + name;
+    const std::string inner = c10::str(path, "/", name);
     struct stat info {};
     if (lstat(inner.c_str(), &info) != 0) {
       continue;  // somebody else was faster

@@ -61,8 +61,7 @@ void LoadPlan::add_tensor(const std::string& key, const at::Tensor& target) {
     layout.strides = row_major(layout.sizes);
   }
   add_range(key, layout, 0, target.numel(), [target, layout](const at::Tensor& values) {
-    at::Tensor into = target;
-    into.copy_(values.as_strided(layout.sizes, layout.strides));
+    target.copy_(values.as_strided(layout.sizes, layout.strides));
   });
 }
 

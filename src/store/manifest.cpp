@@ -179,7 +179,7 @@ std::string shard_name(int64_t rank, int64_t ranks) {
 void check_manifest(const Manifest& manifest, const std::string& what) {
   for (const auto& [key, entry] : manifest.tensors) {
     check_name(key, what);
-    check_entry(entry, manifest.files.size(), what + ": '" + key + "'");
+    check_entry(entry, manifest.files.size(), c10::str(what, ": '", key, "'"));
   }
 }
 
@@ -235,7 +235,7 @@ Manifest parse_manifest(std::string_view text, const std::string& what) {
   const Json& tensors = member(json, "tensors", what);
   TORCH_CHECK_VALUE(tensors.is_object(), what, ": tensors are ", tensors.type_name());
   for (const auto& [key, value] : tensors.items()) {
-    manifest.tensors.emplace(key, entry_from_json(value, what + ": '" + key + "'"));
+    manifest.tensors.emplace(key, entry_from_json(value, c10::str(what, ": '", key, "'")));
   }
   const Json& values = member(json, "values", what);
   TORCH_CHECK_VALUE(values.is_object(), what, ": values are ", values.type_name());

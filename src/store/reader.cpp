@@ -94,7 +94,7 @@ at::Tensor Reader::read_stored(const std::string& key, const StoredEntry& entry,
                                int64_t end) {
   at::Tensor result = at::empty({end - begin}, at::TensorOptions(entry.layout.dtype));
   auto* const target = static_cast<char*>(result.mutable_data_ptr());
-  const auto element = static_cast<int64_t>(result.element_size());
+  const int64_t element = result.element_size();
   // The first range that ends behind `begin`.
   auto range = std::partition_point(entry.ranges.begin(), entry.ranges.end(),
                                     [&](const StoredRange& r) { return r.end <= begin; });

@@ -47,7 +47,7 @@ void check_values(const at::Tensor& values, const TensorToWrite& wanted, const s
 Checksums write_values(OutputFile& file, const at::Tensor& values) {
   Checksums checksums;
   const at::Tensor flat = in_memory_order(values);
-  const int64_t element = static_cast<int64_t>(values.element_size());
+  const int64_t element = values.element_size();
   const int64_t block = kChecksumBlockBytes / element;
   for (int64_t begin = 0; begin < flat.numel(); begin += block) {
     const at::Tensor part = flat.narrow(0, begin, std::min(block, flat.numel() - begin)).cpu();

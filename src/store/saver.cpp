@@ -75,7 +75,7 @@ class Saver::Work {
                       ", but must not be negative");
     TORCH_CHECK_VALUE(options.timeout_s() > 0, "timeout_s is ", options.timeout_s(),
                       ", but must be above 0");
-    if (ranks() > 1) {
+    if (group_ && group_->size() > 1) {
       store_ = group_->new_store("checkpoints");
     }
   }

@@ -38,7 +38,7 @@ void State::add_alike(const std::string& key, const at::Tensor& tensor) {
   }
   const at::Tensor dense =
       tensor.is_non_overlapping_and_dense() ? tensor : tensor.detach().contiguous();
-  const int64_t aligned = kAlignedBytes / static_cast<int64_t>(tensor.element_size());
+  const int64_t aligned = kAlignedBytes / tensor.element_size();
   const auto bound = [&](int64_t rank) {
     return rank == ranks_ ? tensor.numel() : tensor.numel() / ranks_ * rank / aligned * aligned;
   };
@@ -61,7 +61,8 @@ void State::add_range(const std::string& key, const Layout& whole, int64_t begin
   Layout layout = whole;
   layout.dtype = values.scalar_type();
   const at::Tensor flat = memory_view(values);
-  entries_.push_back({key, std::move(layout), begin, end, [flat] { return flat; }});
+  entries_.push_back(
+      {key, std::move(layout), begin, end, [flat]() -> const at::Tensor& { return flat; }});
 }
 
 void State::add_whole(const std::string& key, const at::Tensor& tensor) {
@@ -84,7 +85,7 @@ void State::add_own_value(const std::string& key, const std::string& json) {
 
 void State::replace(const std::function<at::Tensor(const Entry& entry)>& copy) {
   for (Entry& entry : entries_) {
-    entry.values = [values = copy(entry)] { return values; };
+    entry.values = [values = copy(entry)]() -> const at::Tensor& { return values; };
   }
 }
 
