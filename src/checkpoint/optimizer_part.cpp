@@ -1,5 +1,7 @@
+#include "gain_value.h"
 #include "optimizer_fields.h"
 #include "parts.h"
+#include <fairshard/optim/adascale.h>
 #include <fairshard/optim/fused.h>
 #include <fairshard/optim/oss.h>
 
@@ -46,6 +48,9 @@ class OptimizerPart : public CheckpointPart {
             store::State& state) override {
     state.add_value(name + "/param_groups",
                     store::dump_json(groups_to_json(context), name + "/param_groups"));
+    if (auto* const adascale = dynamic_cast<AdaScaleBase*>(&optimizer_)) {
+      state.add_value(name + "/adascale", gain_to_json(adascale->meter()));
+    }
     for (const Stepped& stepped : all_stepped(context)) {
       const auto found = base().state().find(stepped.values.unsafeGetTensorImpl());
       if (found == base().state().end()) {
@@ -67,6 +72,12 @@ class OptimizerPart : public CheckpointPart {
                           ")");
       }
     });
+    if (auto* const adascale = dynamic_cast<AdaScaleBase*>(&optimizer_)) {
+      plan.add_optional_value(name + "/adascale",
+                              [adascale, key = name + "/adascale"](const std::string& text) {
+                                gain_from_json(adascale->meter(), text, key);
+                              });
+    }
     // Those of other ranks' parameters are expected too.
     for (size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
       for (const auto& parameter_name : names(context, g)) {

@@ -41,6 +41,14 @@ struct IsAdamLike<AdamW> : std::true_type {};
 template <typename Base>
 struct IsAdamLike<OSS<Base>> : IsAdamLike<Base> {};
 
+/// What an AdaScale is whatever its optimizer is.
+class AdaScaleBase {
+ public:
+  virtual ~AdaScaleBase() = default;
+  /// What measures, for its state.
+  virtual scale::GainMeter& meter() = 0;
+};
+
 namespace detail {
 
 /// Learning rates times factors, one per parameter group, for as long as this lives.
@@ -74,7 +82,7 @@ void divide_gradients(torch::optim::Optimizer& optimizer, double divisor);
 /// Gradients are never changed: over several backward passes per step they are means if the losses
 /// were divided (GainMeterOptions::is_scaled_loss), and sums if not.
 template <typename Optimizer>
-class AdaScale : public Optimizer {
+class AdaScale : public Optimizer, public AdaScaleBase {
  public:
   /// `group`: the ranks between which gradients are averaged, or nothing if there is one process.
   /// The other arguments are those of `Optimizer`.
@@ -142,8 +150,7 @@ class AdaScale : public Optimizer {
   /// Stops measuring; step() then throws.
   void unhook() { meter_.unhook(); }
 
-  /// What measures, for its state.
-  scale::GainMeter& meter() { return meter_; }
+  scale::GainMeter& meter() override { return meter_; }
 
  private:
   static std::vector<std::vector<at::Tensor>> parameters_of(Optimizer& optimizer) {

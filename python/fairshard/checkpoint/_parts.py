@@ -11,7 +11,7 @@ from fairshard.checkpoint._context import Context
 from fairshard.checkpoint._optimizers import OssPart, PlainOptimizerPart
 from fairshard.checkpoint._values import from_json, tensor_paths, to_json
 from fairshard.nn.data_parallel import ShardedDataParallel
-from fairshard.optim import OSS
+from fairshard.optim import OSS, AdaScale
 
 __all__ = ["Rng", "part_of"]
 
@@ -27,6 +27,10 @@ def part_of(value: Any, name: str) -> Any:
     """The part that knows how to save a value."""
     if isinstance(value, nn.Module):
         return ModulePart(value)
+    if isinstance(value, AdaScale):
+        return AdaScalePart(value, part_of(value.optimizer, name))
+    if isinstance(value, OSS) and isinstance(value.optim, AdaScale):
+        return AdaScalePart(value.optim, OssPart(value))
     if isinstance(value, OSS):
         return OssPart(value)
     if isinstance(value, torch.optim.Optimizer):
@@ -98,6 +102,34 @@ class ModulePart(Part):
             else:
                 plan.add_value(f"{name}/{key}", lambda text, key=key: extra.update({key: from_json(text)}))
         plan.then(lambda: self._module.load_state_dict(extra, strict=False) if extra else None)
+
+
+class AdaScalePart(Part):
+    """An optimizer with, under "part/adascale", the running means of the AdaScale around it or in it."""
+
+    def __init__(self, adascale: AdaScale, optimizer_part: Any) -> None:
+        self._adascale = adascale
+        self._optimizer_part = optimizer_part
+
+    def describe(self, name: str, context: Context) -> None:
+        """The optimizer's."""
+        self._optimizer_part.describe(name, context)
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Saves both."""
+        self._optimizer_part.save(name, context, state)
+        means = {key: value.tolist() for key, value in self._adascale.shared_state().items()}
+        state.add_value(f"{name}/adascale", to_json(means, f"{name}/adascale"))
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Asks for both; means begin anew if the optimizer had no AdaScale."""
+
+        def take(text: str) -> None:
+            values = from_json(text).items()
+            self._adascale.load_shared_state({key: torch.tensor(v, dtype=torch.float64) for key, v in values})
+
+        self._optimizer_part.load(name, context, plan)
+        plan.add_optional_value(f"{name}/adascale", take)
 
 
 class RngPart(Part):

@@ -89,6 +89,11 @@ class AdaScale(torch.optim.Optimizer):
         self._make_meter(sharded)
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What this is around."""
+        return self._optimizer
+
+    @property
     def param_groups(self) -> list[dict]:
         """The optimizer's, with learning rates for a normal batch."""
         return self._optimizer.param_groups

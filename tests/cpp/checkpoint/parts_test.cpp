@@ -3,6 +3,7 @@
 #include "support/temporary_directory.h"
 #include "support/training.h"
 #include <fairshard/checkpoint.h>
+#include <fairshard/optim/adascale.h>
 #include <fairshard/optim/fused.h>
 
 #include <gtest/gtest.h>
@@ -176,6 +177,40 @@ TEST(Checkpoint, AnAsynchronousSaveDoesNotSeeLaterSteps) {
     checkpoint.wait();
     EXPECT_EQ(checkpoint.load()->step, 4);
     test::require_same(test::values_of(*model), saved, true);
+  });
+}
+
+TEST(Checkpoint, AnAdaScaleGoesOnWithItsMeans) {
+  const TemporaryDirectory directory;
+  launch_threads(2, [&](Group group) {
+    using Optimizer = AdaScale<OSS<SGD>>;
+    const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+    const auto train = [&](auto& parallel, Optimizer& optimizer, int step) {
+      optimizer.zero_grad();
+      test::loss_of(parallel.forward(test::input(group.rank(), step))).backward();
+      optimizer.step();
+      return optimizer.gain();
+    };
+    auto model = test::make_model();
+    Optimizer optimizer(group, AdaScaleOptions(), group, *model, options);
+    ShardedDataParallel<torch::nn::Sequential> parallel(group, model, optimizer);
+    auto twin = test::make_model(3);
+    Optimizer resumed(group, AdaScaleOptions(), group, *twin, options);
+    ShardedDataParallel<torch::nn::Sequential> twin_parallel(group, twin, resumed);
+
+    Checkpoint checkpoint(group, directory.path());
+    checkpoint.add("model", *model).add("optimizer", optimizer);
+    train(parallel, optimizer, 0);
+    train(parallel, optimizer, 1);
+    checkpoint.save(2);
+    Checkpoint other(group, directory.path());
+    other.add("model", *twin).add("optimizer", resumed);
+    TORCH_CHECK(other.load()->step == 2);
+    TORCH_CHECK(resumed.meter().effective_steps().equal(optimizer.meter().effective_steps()));
+    for (int step = 2; step < 5; ++step) {
+      TORCH_CHECK(train(parallel, optimizer, step) == train(twin_parallel, resumed, step));
+    }
+    test::require_same(test::values_of(*model), test::values_of(*twin), true);
   });
 }
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fairshard.checkpoint import Checkpoint, Rng, latest, list_steps, model_state_dict, optimizer_state_dict
 from fairshard.nn.data_parallel import ShardedDataParallel
-from fairshard.optim import OSS, ShardedGradScaler
+from fairshard.optim import OSS, AdaScale, AdaScaleWrapper, ShardedGradScaler
 from support.models import loss_of, mlp, values
 from support.ranks import run_ranks
 
@@ -239,3 +239,40 @@ def test_damage_is_found(tmp_path):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"shard-00000-of-00001.safetensors: tensor 'model/.*' is damaged"):
         Checkpoint(tmp_path, {"model": mlp()}).load()
+
+
+def _adascale(kind, model):
+    options = {"lr": 0.1, "momentum": 0.9}
+    if kind == "inside":
+        return OSS(model.parameters(), AdaScaleWrapper, optim_cls=torch.optim.SGD, **options)
+    if kind == "around":
+        return AdaScale(OSS(model.parameters(), torch.optim.SGD, **options))
+    return AdaScale(torch.optim.SGD(model.parameters(), **options))
+
+
+def _with_adascale(rank, world_size, folder):
+    def train(model, optimizer, steps):
+        ada = optimizer if isinstance(optimizer, AdaScale) else optimizer.optim
+        gains = []
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(model(_batch(rank, world_size, step))).backward()
+            optimizer.step()
+            gains.append((ada.gain(), ada.effective_steps()))
+        return gains
+
+    for kind in ("plain", "around", "inside"):
+        first, second = mlp(), mlp(seed=3)
+        optimizers = [_adascale(kind, model) for model in (first, second)]
+        parallels = [ShardedDataParallel(model) for model in (first, second)]
+        train(parallels[0], optimizers[0], range(3))
+        Checkpoint(f"{folder}/{kind}", {"model": first, "optimizer": optimizers[0]}).save(3)
+        Checkpoint(f"{folder}/{kind}", {"model": second, "optimizer": optimizers[1]}).load()
+        gains = [train(parallels[i], optimizers[i], range(3, 6)) for i in range(2)]
+        assert gains[0] == gains[1], kind
+        assert all(torch.equal(a, b) for a, b in zip(values(first), values(second), strict=True)), kind
+    return True
+
+
+def test_an_adascale_goes_on_with_its_means(tmp_path):
+    assert all(run_ranks(2, _with_adascale, str(tmp_path)))
