@@ -8,7 +8,9 @@ NAMES = ("fairshard0", "fairshard1")
 
 
 def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, text=True)
+    result = subprocess.run(command.split(), capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{command}: {result.stderr.strip()}")
 
 
 @contextlib.contextmanager

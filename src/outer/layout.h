@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include <memory>
 #include <vector>
 
 namespace fairshard::outer {
@@ -30,7 +30,7 @@ struct OuterBucket {
   at::Tensor momentum;
   // This rank's range.
   at::Tensor error;
-  std::optional<PendingAverage> pending;
+  std::unique_ptr<PendingAverage> pending;
   /// All of it was frozen from the start, so that there is nothing to synchronise.
   bool is_frozen;
 

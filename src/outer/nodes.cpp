@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,7 +11,7 @@ namespace {
 /// Makes `count` groups that share out all ranks, and gives this rank's own. Rank r is in group
 /// r / block % count.
 comm::Group own_of(const comm::Group& world, int count, int block) {
-  std::optional<comm::Group> own;
+  std::vector<comm::Group> own;
   for (int number = 0; number < count; ++number) {
     std::vector<int> ranks;
     for (int rank = 0; rank < world.size(); ++rank) {
@@ -22,10 +21,10 @@ comm::Group own_of(const comm::Group& world, int count, int block) {
     }
     comm::Group group = world.subgroup(ranks);
     if (group.rank() >= 0) {
-      own = std::move(group);
+      own.push_back(std::move(group));
     }
   }
-  return *own;
+  return own.front();
 }
 
 }  // namespace

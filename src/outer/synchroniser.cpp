@@ -18,7 +18,7 @@ Synchroniser::Impl::Impl(Nodes nodes_, const Parameters& parameters_, const Oute
       schedule_(options),
       optimizer_(make_outer_optimizer(options)) {
   if (options.base() == BaseAlgorithm::kSgp) {
-    gossip.emplace(nodes.between(), options.graph(), options.overlap_gossip());
+    gossip = std::make_unique<PushSum>(nodes.between(), options.graph(), options.overlap_gossip());
   }
   add(parameters_);
 }
@@ -153,6 +153,7 @@ void Synchroniser::Impl::step_gossip(const StepInput& input, StepResult& result)
     return;
   }
   std::vector<at::Tensor> values;
+  values.reserve(buckets_.size());
   for (const OuterBucket& bucket : buckets_) {
     values.push_back(pack(bucket, parameters, input.masters, bucket.begin, bucket.end));
   }
@@ -185,7 +186,7 @@ void Synchroniser::Impl::step_gossip(const StepInput& input, StepResult& result)
 
 void Synchroniser::Impl::start_average(OuterBucket& bucket, const at::Tensor& own) {
   const at::Tensor values = own.to(state_device(bucket));
-  bucket.pending.emplace(
+  bucket.pending = std::make_unique<PendingAverage>(
       nodes.between(), sends_differences() ? own_outer(bucket) - values : values, options.wire(),
       bucket.error,
       c10::str("parameters from '", parameters[bucket.slots[0].parameter].name, "' on"));
@@ -239,6 +240,7 @@ void Synchroniser::Impl::take_average(OuterBucket& bucket, const at::Tensor& ave
 void Synchroniser::Impl::average(const std::vector<at::Tensor>& masters) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> values;
+  values.reserve(buckets_.size());
   for (const OuterBucket& bucket : buckets_) {
     values.push_back(pack(bucket, parameters, masters, bucket.begin, bucket.end));
   }

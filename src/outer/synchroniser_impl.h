@@ -6,7 +6,10 @@
 #include "schedule.h"
 #include <fairshard/outer/synchroniser.h>
 
-#include <optional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace fairshard::outer {
 
@@ -23,7 +26,7 @@ class Synchroniser::Impl {
   Nodes nodes;
   OuterOptions options;
   Parameters parameters;
-  std::optional<PushSum> gossip;
+  std::unique_ptr<PushSum> gossip;
   OuterReport report;
 
  private:

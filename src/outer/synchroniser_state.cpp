@@ -97,7 +97,7 @@ void Synchroniser::Impl::load_state(const OuterState& state) {
     const at::Tensor pending = optional_tensor(state, numbered("pending", b), at_rest, length);
     bucket.pending.reset();
     if (pending.defined()) {
-      bucket.pending.emplace(pending);
+      bucket.pending = std::make_unique<PendingAverage>(pending);
     }
     for (const auto& [name, list] :
          {std::pair("excess", &excess), std::pair("incoming", &incoming)}) {

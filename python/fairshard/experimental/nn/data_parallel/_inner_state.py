@@ -1,6 +1,8 @@
 """What the outer loop needs of the inner optimizer: learning rates, and its momentum zeroed."""
 
+import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -11,6 +13,7 @@ class LearningRates:
     """The learning rate of every parameter, by the optimizer's groups. Where each is, is looked up once."""
 
     def __init__(self) -> None:
+        self._optimizer: Any = None
         self._known: tuple = ()
         self._places: list[int | None] = []
 
@@ -19,10 +22,11 @@ class LearningRates:
     ) -> list[float]:
         """`tensors` are what the optimizer has for the named parameters."""
         groups = optimizer.param_groups
-        known = (id(optimizer), len(tensors), *(len(group["params"]) for group in groups))
-        if known != self._known or any(p is None for p in self._places):
+        known = (len(tensors), *(len(group["params"]) for group in groups))
+        is_same = self._optimizer is not None and self._optimizer() is optimizer and known == self._known
+        if not is_same or None in self._places:
             self._places = self._look_up(groups, named, tensors)
-            self._known = known
+            self._optimizer, self._known = weakref.ref(optimizer), known
         rates = [float(group["lr"]) for group in groups]
         return [0.0 if place is None else rates[place] for place in self._places]
 
