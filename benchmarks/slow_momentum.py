@@ -24,6 +24,8 @@ from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParalle
 NODES = 8
 SETTINGS = {
     "LocalSGD": {"slowmo_momentum": 0},
+    # Momentum makes steps 1 / (1 - 0.5) times as long in the long run; so does this.
+    "LocalSGD, twice the learning rate": {"slowmo_momentum": 0, "rate": 2},
     "slow momentum 0.2": {"slowmo_momentum": 0.2},
     "slow momentum 0.5": {"slowmo_momentum": 0.5},
     "slow momentum 0.6": {"slowmo_momentum": 0.6},
@@ -42,6 +44,8 @@ def shares(seed: int) -> tuple:
 
 
 def train(rank: int, seed: int, settings: dict, options: argparse.Namespace) -> dict:
+    settings = dict(settings)
+    learning_rate = options.lr * settings.pop("rate", 1)
     parts, (test_x, test_y) = shares(seed)
     x, y = parts[rank]
     torch.manual_seed(seed)
@@ -49,7 +53,7 @@ def train(rank: int, seed: int, settings: dict, options: argparse.Namespace) -> 
     parallel = SlowMoDistributedDataParallel(
         model, 1, slowmo_frequency=options.every, localsgd_frequency=options.every, **settings
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     for _ in range(options.steps):
         chosen = torch.randint(len(x), (16,), generator=generator)
@@ -80,7 +84,7 @@ def run_rank(rank: int, options: argparse.Namespace, folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=12, help="steps from one synchronisation to the next")
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=480)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path)
