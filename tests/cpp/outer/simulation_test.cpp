@@ -274,6 +274,7 @@ void compare(Algorithm&& algorithm, const OuterOptions& outer, double mu = 0,
       optimizer.step();
       parallel.perform_slowmo(optimizer);
     }
+    comm::barrier(group);  // messages that are still under way need their peers
     const Values& theirs = expected[group.rank() / ranks_per_node];
     const Values ours = test::values_of(*model);
     for (size_t i = 0; i < theirs.size(); ++i) {
