@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-SIZES = {"tiny": (64, 2, 2), "10m": (320, 8, 5), "60m": (640, 12, 10)}
+SIZES = {"tiny": (64, 2, 2), "2m": (160, 5, 5), "10m": (320, 8, 5), "60m": (640, 12, 10)}
 
 
 class Block(nn.Module):

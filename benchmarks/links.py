@@ -4,29 +4,36 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 
-_NAMES = ("fairshard0", "fairshard1")
+NAMES = ("fairshard0", "fairshard1")
 
 
 def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, text=True)
+    result = subprocess.run(command.split(), capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{command}: {result.stderr.strip()}")
 
 
 @contextlib.contextmanager
-def slow_link(rate: str) -> Iterator[list[list[str]]]:
-    """Gives, for each of two ranks, the words that a command needs in front to run at its end of the link."""
-    for name in _NAMES:
+def slow_link(rate: str, names: tuple[str, str] = NAMES, delay: str | None = None) -> Iterator[list[list[str]]]:
+    """Gives, for each of two ranks, the words that a command needs in front to run at its end of the link.
+
+    A delay (of each direction, for instance "10ms") needs a kernel with netem.
+    """
+    for name in names:
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
     try:
-        _run(f"ip link add veth0 netns {(_make(_NAMES[0]))} type veth peer name veth0 netns {_make(_NAMES[1])}")
-        for number, name in enumerate(_NAMES):
+        _run(f"ip link add veth0 netns {(_make(names[0]))} type veth peer name veth0 netns {_make(names[1])}")
+        for number, name in enumerate(names):
             inside = f"ip netns exec {name}"
             _run(f"{inside} ip addr add 10.99.0.{number + 1}/24 dev veth0")
             _run(f"{inside} ip link set veth0 up")
             _run(f"{inside} ip link set lo up")
-            _run(f"{inside} tc qdisc add dev veth0 root tbf rate {rate} burst 256kb latency 200ms")
-        yield [["ip", "netns", "exec", name] for name in _NAMES]
+            _run(f"{inside} tc qdisc add dev veth0 root handle 1: tbf rate {rate} burst 256kb latency 200ms")
+            if delay:
+                _run(f"{inside} tc qdisc add dev veth0 parent 1:1 netem delay {delay} limit 10000")
+        yield [["ip", "netns", "exec", name] for name in names]
     finally:
-        for name in _NAMES:
+        for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 

@@ -11,6 +11,7 @@ namespace fairshard::python {
 namespace py = pybind11;
 
 void init_comm(py::module_& module);
+void init_outer(py::module_& module);
 void init_scale(py::module_& module);
 void init_shard(py::module_& module);
 void init_store(py::module_& module);

@@ -10,7 +10,8 @@ namespace fairshard::comm {
 namespace {
 
 std::string kind_name(Kind kind) {
-  constexpr std::array kNames{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
+  constexpr std::array kNames{"all_reduce",     "broadcast", "all_gather",
+                              "reduce_scatter", "barrier",   "shift"};
   const auto index = static_cast<size_t>(kind);
   return index < kNames.size() ? kNames[index] : "unknown collective";
 }
@@ -54,6 +55,8 @@ std::string Call::signature() const {
   text += c10::str(" of ", c10::toString(dtype), "[", numel, "]");
   if (kind == Kind::kBroadcast) {
     text += c10::str(" from rank ", root);
+  } else if (kind == Kind::kShift) {
+    text += c10::str(" by ", root);
   } else if (kind != Kind::kAllGather) {
     text += c10::str(" (", op_name(op), ")");
   }

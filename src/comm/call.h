@@ -10,13 +10,14 @@
 
 namespace fairshard::comm {
 
-enum class Kind : int64_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+enum class Kind : int64_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier, kShift };
 
 struct Call {
   Kind kind;
   at::ScalarType dtype;
   int64_t numel;
   ReduceOp op = ReduceOp::kSum;
+  /// Of a broadcast, or the distance of a shift.
   int root = -1;
   /// How the whole tensor, of `numel` elements, is divided; empty if into equal parts.
   Bounds bounds;

@@ -142,6 +142,25 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
   return group.state().start(call, output, input, group.timeout());
 }
 
+Work shift(const Group& group, const at::Tensor& output, const at::Tensor& input, int distance,
+           const std::string& label) {
+  check_member(group, "shift");
+  check_tensor(output, "shift", "the output", label);
+  check_tensor(input, "shift", "the input", label);
+  TORCH_CHECK_VALUE(output.sizes() == input.sizes() && output.options().type_equal(input.options()),
+                    "shift: the output is ", output.scalar_type(), output.sizes(), ", the input ",
+                    input.scalar_type(), input.sizes());
+  TORCH_CHECK_VALUE(distance >= 0 && distance < group.size(), "shift: distance ", distance,
+                    " is not below the group's size of ", group.size());
+  if (distance == 0) {
+    output.copy_(input);
+    return {};
+  }
+  Call call = make_call(Kind::kShift, input, label);
+  call.root = distance;
+  return group.state().start(call, output, input, group.timeout());
+}
+
 void barrier(const Group& group, const std::string& label) {
   check_member(group, "barrier");
   if (group.size() > 1) {

@@ -57,7 +57,17 @@ class Starter {
         call_(call),
         sent_bytes_(sent_bytes),
         round_(process_group_, call) {
-    round_.post_headers();
+    if (call.kind == Kind::kShift) {
+      round_.post_headers(receiver(), sender());
+    } else {
+      round_.post_headers();
+    }
+  }
+
+  std::shared_ptr<Operation> shift(const at::Tensor& output, const at::Tensor& input) {
+    round_.post_receive(output, sender());
+    send(round_, input, receiver());
+    return finish();
   }
 
   std::shared_ptr<Operation> all_gather(const std::vector<at::Tensor>& outputs,
@@ -127,6 +137,10 @@ class Starter {
     }
   }
 
+  // Of a shift.
+  int receiver() const { return (call_.rank + call_.root) % call_.size; }
+  int sender() const { return (call_.rank - call_.root + call_.size) % call_.size; }
+
   void send(Round& round, const at::Tensor& tensor, int peer) {
     round.post_send(tensor, peer);
     sent_bytes_ += tensor.nbytes();
@@ -167,6 +181,8 @@ std::shared_ptr<Operation> start_exchange(c10::intrusive_ptr<c10d::ProcessGroup>
       return starter.all_gather(call.split(output), input);
     case Kind::kReduceScatter:
       return starter.reduce_scatter(output.view(-1), call.split(input));
+    case Kind::kShift:
+      return starter.shift(output, input);
     case Kind::kBarrier:
       break;
   }

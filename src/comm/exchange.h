@@ -26,8 +26,10 @@ class Round {
  public:
   Round(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call);
 
-  /// Exchanges headers with all peers; complete() compares them.
+  /// Exchanges headers with all peers, or sends to one and receives from another; complete()
+  /// compares them.
   void post_headers();
+  void post_headers(int receiver, int sender);
   /// Posts a message; `phase` tells rounds of one collective apart. Empty tensors need none. Never
   /// throws: memory must stay where messages already posted expect it, so complete() reports.
   void post_send(const at::Tensor& tensor, int peer, int phase = 0);
@@ -49,6 +51,7 @@ class Round {
             std::vector<Message>& messages);
   void wait_for(const Message& message, Deadline deadline) const;
   [[noreturn]] static void fail(int peer, bool is_receive, const std::string& reason);
+  void make_headers();
   void compare_headers() const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;

@@ -71,6 +71,8 @@ uint64_t ideal_bytes(const Call& call) {
       return bytes * (size - 1) / size;
     case Kind::kBroadcast:
       return call.rank == call.root ? bytes : 0;
+    case Kind::kShift:
+      return bytes;
     case Kind::kBarrier:
       break;
   }

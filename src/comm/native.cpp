@@ -44,7 +44,7 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// torch 2.15 renamed these two; templates, so that the branch for the other version is not
+// torch 2.15 renamed these; templates, so that the branch for the other version is not
 // compiled.
 template <typename Group>
 auto all_gather_flat(Group& group, at::Tensor& output, at::Tensor& input) {
@@ -56,6 +56,16 @@ auto all_gather_flat(Group& group, at::Tensor& output, at::Tensor& input) {
 }
 
 template <typename Group>
+auto all_to_all_flat(Group& group, at::Tensor& output, at::Tensor& input,
+                     std::vector<int64_t>& received, std::vector<int64_t>& sent) {
+  if constexpr (requires { group.all_to_all_single(output, input, received, sent); }) {
+    return group.all_to_all_single(output, input, received, sent);
+  } else {
+    return group.alltoall_base(output, input, received, sent);
+  }
+}
+
+template <typename Group>
 auto reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
                          const c10d::ReduceScatterOptions& options) {
   if constexpr (requires { group.reduce_scatter_single(output, input, options); }) {
@@ -63,6 +73,18 @@ auto reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
   } else {
     return group._reduce_scatter_base(output, input, options);
   }
+}
+
+/// Grouped by the backend, so that a ring of sends waits for no receive.
+c10::intrusive_ptr<c10d::Work> shift_flat(c10d::ProcessGroup& group, const Call& call,
+                                          const at::Tensor& output, const at::Tensor& input) {
+  std::vector<int64_t> received(call.size, 0);
+  std::vector<int64_t> sent(call.size, 0);
+  received[(call.rank - call.root + call.size) % call.size] = output.numel();
+  sent[(call.rank + call.root) % call.size] = input.numel();
+  at::Tensor flat_output = output.view(-1);
+  at::Tensor flat_input = input.view(-1);
+  return all_to_all_flat(group, flat_output, flat_input, received, sent);
 }
 
 c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call, at::Tensor output,
@@ -99,6 +121,8 @@ c10::intrusive_ptr<c10d::Work> start(c10d::ProcessGroup& group, const Call& call
       std::vector<std::vector<at::Tensor>> parts{call.split(input)};
       return group.reduce_scatter(tensors, parts, options);
     }
+    case Kind::kShift:
+      return shift_flat(group, call, output, input);
     case Kind::kBarrier:
       break;
   }

@@ -37,18 +37,28 @@ int data_tag(const Call& call, int phase) {
 Round::Round(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call)
     : process_group_(std::move(process_group)), call_(call) {}
 
-void Round::post_headers() {
+void Round::make_headers() {
   const Header header = to_header(call_);
   const auto fields = static_cast<int64_t>(header.size());
   own_header_ = at::empty({fields}, at::kLong);
   std::memcpy(own_header_.mutable_data_ptr(), header.data(), sizeof(header));
   peer_headers_ = at::empty({call_.size, fields}, at::kLong);
+}
+
+void Round::post_headers() {
+  make_headers();
   for (int peer = 0; peer < call_.size; ++peer) {
     if (peer != call_.rank) {
       post(peer_headers_[peer], peer, header_tag(call_), true, headers_);
       post(own_header_, peer, header_tag(call_), false, messages_);
     }
   }
+}
+
+void Round::post_headers(int receiver, int sender) {
+  make_headers();
+  post(peer_headers_[sender], sender, header_tag(call_), true, headers_);
+  post(own_header_, receiver, header_tag(call_), false, messages_);
 }
 
 void Round::post_send(const at::Tensor& tensor, int peer, int phase) {
@@ -116,14 +126,9 @@ void Round::fail(int peer, bool is_receive, const std::string& reason) {
 }
 
 void Round::compare_headers() const {
-  if (!peer_headers_.defined()) {
-    return;
-  }
   const Header mine = to_header(call_);
-  for (int peer = 0; peer < call_.size; ++peer) {
-    if (peer == call_.rank) {
-      continue;
-    }
+  for (const Message& message : headers_) {
+    const int peer = message.peer;
     Header theirs;
     std::memcpy(theirs.data(), peer_headers_[peer].const_data_ptr(), sizeof(theirs));
     TORCH_CHECK(theirs == mine, "the ranks disagree: this rank called ", call_.signature(),

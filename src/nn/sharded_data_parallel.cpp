@@ -78,6 +78,7 @@ void DataParallelBase::find_parts() {
   }
   if (optimizers_.empty()) {
     parts = parts_;
+    take_new_parameters(parts);
   }
   if (reducer_ && parts == parts_) {
     return;
@@ -98,6 +99,27 @@ void DataParallelBase::find_parts() {
           .buckets_in_flight(options_.buckets_in_flight())
           .wire_dtype(options_.reduce_dtype()));
   reducer_->set_sync(is_sync);
+}
+
+/// In the replicated mode nobody else tells of parameters that the module got since.
+void DataParallelBase::take_new_parameters(
+    std::vector<std::shared_ptr<shard::FlatParameters>>& parts) {
+  const size_t count = module_->parameters().size();
+  if (count == std::exchange(parameters_seen_, count) || !reducer_) {
+    return;
+  }
+  std::vector<shard::Parameter> added;
+  for (const auto& parameter : parameters_of(*module_)) {
+    if (places_.count(parameter.tensor.unsafeGetTensorImpl()) == 0 &&
+        parameter.tensor.is_floating_point() && parameter.tensor.numel() > 0) {
+      added.push_back(parameter);
+    }
+  }
+  if (!added.empty()) {
+    parts.push_back(std::make_shared<shard::FlatParameters>(
+        group_, added,
+        shard::FlatOptions().plan(shard::PlanOptions().bucket_bytes(options_.bucket_bytes()))));
+  }
 }
 
 void DataParallelBase::zero_grad(bool set_to_none) {

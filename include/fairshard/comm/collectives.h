@@ -45,6 +45,11 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
                     ReduceOp op = ReduceOp::kSum, const std::string& label = "",
                     const Bounds& bounds = {});
 
+/// Every rank r sends `input` to rank (r + distance) mod N, and `output` becomes that of rank
+/// (r - distance) mod N. Only these two take part in what a rank does: others may be behind.
+Work shift(const Group& group, const at::Tensor& output, const at::Tensor& input, int distance,
+           const std::string& label = "");
+
 /// Returns when every rank has come here.
 void barrier(const Group& group, const std::string& label = "");
 

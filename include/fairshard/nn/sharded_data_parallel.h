@@ -113,6 +113,7 @@ class DataParallelBase {
   };
 
   void find_parts();
+  void take_new_parameters(std::vector<std::shared_ptr<shard::FlatParameters>>& parts);
   bool follow_others();
   void sync_buffers(int root);
 
@@ -123,6 +124,7 @@ class DataParallelBase {
   std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
   std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::unique_ptr<shard::GradReducer> reducer_;
+  size_t parameters_seen_ = 0;
 };
 
 /// Wraps a module holder (torch::nn::Sequential, or what TORCH_MODULE makes) and forwards to it.

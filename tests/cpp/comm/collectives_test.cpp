@@ -48,6 +48,20 @@ TEST_P(Ranks, AllReduceSumsInRankOrder) {
   });
 }
 
+TEST_P(Ranks, ShiftBringsThePartOfTheRankAtADistance) {
+  const int ranks = GetParam();
+  launch_threads(ranks, [&](Group group) {
+    for (int distance = 0; distance < ranks; ++distance) {
+      for (const int64_t count : {1, 40001}) {
+        const at::Tensor output = at::empty({count});
+        shift(group, output, numbers(group.rank(), count), distance).wait();
+        const int from = (group.rank() - distance + ranks) % ranks;
+        require(output.equal(numbers(from, count)), c10::str("wrong shift by ", distance));
+      }
+    }
+  });
+}
+
 TEST_P(Ranks, ReduceScatterGivesEachRankItsPart) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {

@@ -52,3 +52,14 @@ def test_adascale():
         assert 1.0 < float(gain) < 2.0
         assert int(steps) < float(worth) < 2 * int(steps)
     assert lines[0][2:] == lines[1][2:]  # the ranks agree
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_slowmo(world_size):
+    result = outputs(sys.executable, FOLDER / "slowmo_ddp.py", f"--world-size={world_size}")
+    lines = re.findall(r"rank \d: loss (\S+) -> (\S+), synchronised nodes (\d+) times in (\d+) steps", result.stdout)
+    assert len(lines) == world_size
+    for first, last, times, steps in lines:
+        assert float(last) < 0.1 * float(first)
+        assert (int(times), int(steps)) == (20, 60)  # every third step, the slow step at 48 among them
+    assert result.stderr.count("served better") == 1

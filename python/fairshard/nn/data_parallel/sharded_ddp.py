@@ -207,6 +207,12 @@ class ShardedDataParallel(nn.Module):
             self._optimizers()[int(said.details[0])]._follow(said)
         return True
 
+    def _take_new_parameters(self) -> None:
+        """Takes up parameters that the module got since it was wrapped. Only without an OSS."""
+        named = list(self.module.named_parameters())
+        if len(named) != len(self._named):
+            self._named, self._own_part = named, None
+
     def _find_parts(self) -> None:
         """Takes up what the OSS has sharded since the last time, or all parameters if there is no OSS."""
         parts, missing = {}, None

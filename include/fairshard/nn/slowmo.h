@@ -1,0 +1,126 @@
+#pragma once
+// SlowMoDistributedDataParallel: data parallelism that synchronises nodes rarely.
+
+#include <fairshard/nn/sharded_data_parallel.h>
+#include <fairshard/outer/synchroniser.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace fairshard {
+
+struct SlowMoOptions {
+  // Behaviour
+  /// What happens between nodes, and when.
+  TORCH_ARG(outer::OuterOptions, outer);
+  /// Take the slow momentum that is suggested for the number of nodes.
+  TORCH_ARG(bool, auto_momentum) = false;
+  /// Before a forward in training a node's ranks take the buffers of its first rank, and with every
+  /// exact average nodes take their average.
+  TORCH_ARG(bool, broadcast_buffers) = true;
+  /// Whether a slow step zeroes SGD's momentum; if not given, that of slow momentum does and
+  /// Nesterov's does not.
+  TORCH_ARG(std::optional<bool>, zero_inner_momentum);
+  /// Whether a slow step makes Adam's averages and step count start anew.
+  TORCH_ARG(bool, zero_adam) = false;
+
+  // Performance
+  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  /// The dtype in which gradients travel inside a node.
+  TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype);
+};
+
+/// What SlowMoDistributedDataParallel does whatever its module is.
+class SlowMoBase : private DataParallelBase {
+ public:
+  using DataParallelBase::no_sync;
+  using DataParallelBase::NoSync;
+  using DataParallelBase::reduce;
+  using DataParallelBase::zero_grad;
+
+  /// Call it after every step of the optimizer, which must have all trainable parameters of the
+  /// module. `masters`, if given, are full-precision values of all parameters, in their order,
+  /// which the optimizer has instead. Collective over all ranks; blocks while nodes synchronise.
+  outer::StepResult perform_slowmo(torch::optim::Optimizer& optimizer,
+                                   const std::vector<at::Tensor>& masters = {});
+
+  /// Makes the parameters of all nodes their average, at the end of training say. Collective over
+  /// all ranks; blocks.
+  void average_parameters(const std::vector<at::Tensor>& masters = {}) {
+    synchroniser_->average(masters);
+  }
+
+  /// Whether there is an outer optimizer, or only averages.
+  bool slowmo() const;
+  const outer::OuterOptions& outer_options() const { return synchroniser_->options(); }
+  const outer::Synchroniser& synchroniser() const { return *synchroniser_; }
+  /// What has been sent so far by this rank, gradients included.
+  outer::OuterReport report() const { return synchroniser_->report(); }
+
+  /// For checkpoints, beside the module's and the optimizer's: each rank its own. Local.
+  outer::OuterState state() const { return synchroniser_->state(); }
+  void load_state(const outer::OuterState& state) { synchroniser_->load_state(state); }
+
+ protected:
+  SlowMoBase(const comm::Group& world, std::shared_ptr<torch::nn::Module> module,
+             int ranks_per_node, const SlowMoOptions& options);
+
+  void before_slow_forward();
+
+ private:
+  SlowMoBase(comm::Group world, const outer::Nodes& nodes,
+             std::shared_ptr<torch::nn::Module> module, const SlowMoOptions& options);
+
+  std::vector<double> learning_rates(torch::optim::Optimizer& optimizer,
+                                     const std::vector<at::Tensor>& masters) const;
+  void zero_inner_state(torch::optim::Optimizer& optimizer, const std::vector<size_t>& stepped,
+                        const std::vector<at::Tensor>& masters) const;
+  void take_new_parameters();
+
+  comm::Group world_;
+  std::shared_ptr<torch::nn::Module> wrapped_;
+  SlowMoOptions slowmo_options_;
+  std::unique_ptr<outer::Synchroniser> synchroniser_;
+  size_t parameters_seen_ = 0;
+  int forwards_since_ = 0;
+  bool has_warned_ = false;
+};
+
+/// Wraps a module holder (torch::nn::Sequential, or what TORCH_MODULE makes) and forwards to it.
+/// Rank r is on node r / ranks_per_node. Gradients are averaged inside a node in every backward;
+/// between nodes something travels only in perform_slowmo(). Construction takes rank 0's parameters
+/// and buffers to all, and is collective; so is every backward.
+///
+///   SlowMoDistributedDataParallel<torch::nn::Sequential> parallel(group, model, 8);
+///   loss_of(parallel.forward(input)).backward();
+///   optimizer.step();
+///   parallel.perform_slowmo(optimizer);
+template <typename Holder>
+class SlowMoDistributedDataParallel : public SlowMoBase {
+ public:
+  SlowMoDistributedDataParallel(const comm::Group& world, Holder module, int ranks_per_node,
+                                const SlowMoOptions& options = {})
+      : SlowMoBase(world, module.ptr(), ranks_per_node, options), module_(std::move(module)) {}
+
+  template <typename... Arguments>
+  auto forward(Arguments&&... arguments) {
+    before_slow_forward();
+    return module_->forward(std::forward<Arguments>(arguments)...);
+  }
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  Holder& module() { return module_; }
+  auto* operator->() { return module_.get(); }
+
+ private:
+  Holder module_;
+};
+
+}  // namespace fairshard

@@ -1,0 +1,102 @@
+#pragma once
+// What goes on between nodes: when, what travels, and what becomes of it.
+
+#include <fairshard/outer/nodes.h>
+#include <fairshard/outer/options.h>
+#include <fairshard/shard/plan.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fairshard::outer {
+
+/// What a call is given, besides the parameters themselves.
+struct StepInput {
+  /// The inner learning rate of each of parameters(). Slow momentum needs them.
+  std::vector<double> learning_rates;
+  /// Full-precision values for each of parameters(), if it is those that are trained. They are
+  /// synchronised, and parameters become copies of them.
+  std::vector<at::Tensor> masters;
+  /// Floating-point tensors that are averaged whenever all parameters are (a module's buffers).
+  std::vector<at::Tensor> buffers;
+};
+
+/// What a call has done.
+struct StepResult {
+  /// Whether parameters were averaged between nodes.
+  bool has_averaged = false;
+  /// The parameters (by number) that the outer optimizer has stepped.
+  std::vector<size_t> stepped;
+};
+
+/// How often and how much this rank has sent since the beginning.
+struct OuterReport {
+  int64_t calls = 0;
+  int64_t averages = 0;
+  int64_t slow_steps = 0;
+  uint64_t inside_bytes = 0;
+  uint64_t between_bytes = 0;
+  double inside_bytes_per_call() const { return calls ? double(inside_bytes) / calls : 0; }
+  double between_bytes_per_call() const { return calls ? double(between_bytes) / calls : 0; }
+};
+
+/// Everything that a resumed run needs, as this rank has it.
+struct OuterState {
+  std::map<std::string, at::Tensor> tensors;
+  std::map<std::string, double> scalars;
+};
+
+/// Keeps parameters, which inner steps change on each node by itself, together between nodes. The
+/// ranks of a node must have the same parameters and make the same inner steps; then they still
+/// have the same, bit for bit, after every call.
+///
+/// Outer parameters start as the parameters are now. A parameter that requires no gradient from the
+/// start is the same everywhere, and is left alone until it does require one. All calls but the
+/// accessors are collective over all nodes' ranks. Not thread-safe.
+class Synchroniser {
+ public:
+  Synchroniser(Nodes nodes, const std::vector<shard::Parameter>& parameters,
+               const OuterOptions& options = {});
+  ~Synchroniser();
+  Synchroniser(const Synchroniser&) = delete;
+  Synchroniser& operator=(const Synchroniser&) = delete;
+
+  /// Call it after every inner step. Blocks while it averages or mixes, but not for fragments that
+  /// are taken in later.
+  StepResult step(const StepInput& input = {});
+
+  /// Makes the parameters (or masters) of all nodes their average now, and counts as no call: one
+  /// model everywhere, at the end of training say. Gossip takes in what is under way; fragments
+  /// that are, are taken in when their time comes. Blocks.
+  void average(const std::vector<at::Tensor>& masters = {});
+
+  /// Takes more parameters, which go by the numbers after the others'.
+  void add(const std::vector<shard::Parameter>& parameters);
+
+  const std::vector<shard::Parameter>& parameters() const;
+  const Nodes& nodes() const;
+  const OuterOptions& options() const;
+  /// The fragment that a parameter is in.
+  int fragment_of(size_t parameter) const;
+  bool uses_learning_rates() const;
+
+  int64_t calls() const;
+  /// This node's push-sum weight, and the weight that is under way to it.
+  double push_sum_weight() const;
+  double arriving_push_sum_weight() const;
+  OuterReport report() const;
+
+  /// Copies of all buffers and counts. Local, but waits for messages that are under way.
+  OuterState state() const;
+  /// Takes up a state of the same rank, parameters and options. Local. Parameters are not part of
+  /// it: they must be loaded too.
+  void load_state(const OuterState& state);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fairshard::outer

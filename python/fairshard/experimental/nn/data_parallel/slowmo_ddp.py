@@ -1,0 +1,314 @@
+"""SlowMoDistributedDataParallel: data parallelism that synchronises nodes rarely."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fairshard import comm
+from fairshard._core import outer as _outer
+from fairshard.experimental.nn.data_parallel._inner_state import LearningRates, zero_state
+from fairshard.experimental.nn.data_parallel._nodes import make_groups
+from fairshard.nn.data_parallel import ShardedDataParallel
+
+__all__ = ["SlowMoBaseAlgorithm", "SlowMoDistributedDataParallel"]
+
+_log = logging.getLogger(__name__)
+_FORGOTTEN_AFTER = 100
+_STATE = "slowmo."
+
+
+class SlowMoBaseAlgorithm(str, Enum):
+    """What nodes do between slow steps."""
+
+    LOCALSGD = "localsgd"
+    SGP = "sgp"
+
+
+class SlowMoDistributedDataParallel(nn.Module):
+    """Wraps a module so that nodes train apart and come together now and then.
+
+    Rank r is on node r / nprocs_per_node. Gradients are averaged inside a node in every backward; between nodes
+    something travels only in :meth:`perform_slowmo`, which is called after every ``optimizer.step()``. Construction
+    takes rank 0's parameters and buffers to all, and is collective; so is every backward. Attributes that are not
+    found here are the module's.
+
+    Args:
+        module: the module.
+        nprocs_per_node: how many ranks a node has.
+        broadcast_buffers: a node's ranks take the buffers of its first rank before a forward in training, and with
+            every exact average nodes take their average.
+        slowmo_base_algorithm: LocalSGD, or SGP (gossip by push-sum).
+        slowmo_momentum: in [0, 1); 0 turns slow momentum off; "auto" takes what is suggested for the number of nodes.
+        slowmo_memory_efficient: each rank holds its range of the slow buffers, instead of all.
+        slowmo_frequency: a slow step is done at calls that are multiples of this.
+        slowmo_lr: the slow learning rate, alpha.
+        slowmo_num_shards: in about how many pieces parameters are worked on; more need less working memory.
+        localsgd_frequency: an exact average is taken at calls that are multiples of this.
+        graph: for SGP, "exponential" (the default) or "ring".
+        mixing: for SGP, "uniform" (the default).
+        push_sum: accepted; without overlap all weights are 1, and with it they are needed.
+        overlap: for SGP, messages are taken in at the mixing after that which sent them.
+        synch_freq: for SGP, mix at calls that are multiples of this, if above 0.
+        use_streams: accepted.
+        slowmo_sgp_average_params: for SGP, a slow step begins with the exact average. If not, every node has slow
+            momentum of its own.
+        verbose: tell of every synchronisation, through logging.
+        profile_mode: accepted.
+        process_rank: accepted, if it is the rank in the group.
+        process_world_size: accepted, if it is the size of the group.
+        global_group: all ranks (default: the world).
+        master_group: the ranks that have this rank's place on every node; made, if not given.
+        local_node_group: the ranks of this node; made, if not given.
+        comm_device: if it is the CPU, slow buffers lie in host memory.
+        outer_optimizer: "slow_momentum", "nesterov" (DiLoCo; ``slowmo_lr`` and ``slowmo_momentum`` are its own) or
+            "average".
+        fragments: streaming: so many parts of the parameters take turns.
+        fragment_delay: how many calls after it was sent a part is taken in.
+        local_weight: the weight that a node's own values keep then.
+        wire: "float32", "bfloat16" or "int8": what travels between nodes.
+        zero_inner_momentum: whether a slow step zeroes SGD's momentum (default: that of slow momentum does).
+        zero_adam: whether a slow step makes Adam's averages start anew.
+        reduce_dtype: the dtype in which gradients travel inside a node.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        nprocs_per_node: int,
+        broadcast_buffers: bool = True,
+        slowmo_base_algorithm: SlowMoBaseAlgorithm = SlowMoBaseAlgorithm.LOCALSGD,
+        slowmo_momentum: "float | str" = 0.5,
+        slowmo_memory_efficient: bool = True,
+        slowmo_frequency: int = 48,
+        slowmo_lr: float = 1.0,
+        slowmo_num_shards: int = 32,
+        localsgd_frequency: int = 3,
+        graph: str | None = None,
+        mixing: str | None = None,
+        push_sum: bool = True,
+        overlap: bool = False,
+        synch_freq: int = 0,
+        use_streams: bool = True,
+        slowmo_sgp_average_params: bool = False,
+        verbose: bool = False,
+        profile_mode: bool = False,
+        process_rank: int | None = None,
+        process_world_size: int | None = None,
+        global_group: "dist.ProcessGroup | None" = None,
+        master_group: "dist.ProcessGroup | None" = None,
+        local_node_group: "dist.ProcessGroup | None" = None,
+        comm_device: "torch.device | str | None" = None,
+        *,
+        outer_optimizer: str = "slow_momentum",
+        fragments: int = 1,
+        fragment_delay: int = 0,
+        local_weight: float = 0.0,
+        wire: str = "float32",
+        zero_inner_momentum: bool | None = None,
+        zero_adam: bool = False,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        world = comm.Group(global_group)
+        _check_same("process_rank", process_rank, world.rank)
+        _check_same("process_world_size", process_world_size, world.size)
+        _check_same("mixing", mixing, "uniform")
+        if overlap and not push_sum:
+            raise ValueError("overlap needs push_sum=True: what is under way changes the weights of nodes")
+        is_auto = slowmo_momentum == "auto"
+        options = _outer.OuterOptions()
+        settings = {
+            "base": _outer.BaseAlgorithm.__members__[SlowMoBaseAlgorithm(slowmo_base_algorithm).name],
+            "optimizer": _choice("outer_optimizer", outer_optimizer, _outer.OuterOptimizer),
+            "learning_rate": slowmo_lr,
+            "slow_frequency": slowmo_frequency,
+            "average_frequency": localsgd_frequency,
+            "fragments": fragments,
+            "delay": fragment_delay,
+            "local_weight": local_weight,
+            "graph": _choice("graph", graph or "exponential", _outer.GossipGraph),
+            "overlap_gossip": overlap,
+            "gossip_frequency": synch_freq or 1,
+            "average_at_slow_step": slowmo_sgp_average_params,
+            "wire": _choice("wire", wire, _outer.WireFormat),
+            "shard_buffers": slowmo_memory_efficient,
+            "host_memory": comm_device is not None and torch.device(comm_device).type == "cpu",
+            "pieces": slowmo_num_shards,
+        }
+        settings |= {} if is_auto else {"momentum": slowmo_momentum}
+        for name, value in settings.items():
+            setattr(options, name, value)
+        _outer.check_ranks_per_node(world.size, nprocs_per_node)
+        nodes = world.size // nprocs_per_node
+        advice = _outer.momentum_advice(options, nodes)
+        if advice and not is_auto and world.rank == 0:
+            warnings.warn(advice, stacklevel=2)
+        options = _outer.settle_options(options, nodes, is_auto)
+
+        self.module = module
+        self.nprocs_per_node = nprocs_per_node
+        self.broadcast_buffers = broadcast_buffers
+        self.slowmo_base_algorithm = SlowMoBaseAlgorithm(slowmo_base_algorithm)
+        self.verbose = verbose
+        self._zeroes = (
+            options.optimizer == _outer.OuterOptimizer.SLOW_MOMENTUM
+            if zero_inner_momentum is None
+            else zero_inner_momentum,
+            zero_adam,
+        )
+        self._world = world
+        inside, between = make_groups(world, nprocs_per_node, local_node_group, master_group)
+        self._broadcast([*module.parameters(), *module.buffers()])
+        # Not as a module, whose parameters would count twice.
+        self.__dict__["_parallel"] = ShardedDataParallel(
+            module,
+            process_group=inside.process_group,
+            broadcast_buffers=broadcast_buffers,
+            sync_models_at_startup=False,
+            reduce_dtype=reduce_dtype,
+        )
+        names, tensors = zip(*module.named_parameters(), strict=True)
+        self._synchroniser = _outer.Synchroniser(inside, between, names, tensors, options)
+        self._rates = LearningRates()
+        self._parameters_seen = len(names)
+        self._forwards_since = 0
+        self._has_warned = False
+
+    process_rank = property(lambda self: self._world.rank)
+    process_world_size = property(lambda self: self._world.size)
+    slowmo_lr = property(lambda self: self._synchroniser.options.learning_rate)
+    slowmo_momentum = property(lambda self: self._synchroniser.options.momentum)
+    slowmo_frequency = property(lambda self: self._synchroniser.options.slow_frequency)
+    localsgd_frequency = property(lambda self: self._synchroniser.options.average_frequency)
+    slowmo_memory_efficient = property(lambda self: self._synchroniser.options.shard_buffers)
+    slowmo_num_shards = property(lambda self: self._synchroniser.options.pieces)
+    push_sum_weight = property(lambda self: self._synchroniser.push_sum_weight)
+
+    @property
+    def slowmo(self) -> bool:
+        """Whether there is an outer optimizer, or only averages."""
+        return self._synchroniser.options.optimizer != _outer.OuterOptimizer.AVERAGE
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the module."""
+        self._take_new_parameters()
+        if self.training:
+            self._forwards_since += 1
+            if self._forwards_since > _FORGOTTEN_AFTER and not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"{self._forwards_since} forwards in training without perform_slowmo(optimizer): nodes are not "
+                    "synchronised. Call it after every optimizer.step()",
+                    stacklevel=2,
+                )
+        return self._parallel(*inputs, **kwargs)
+
+    def perform_slowmo(
+        self, optimizer: torch.optim.Optimizer, fp32_params: Iterable[torch.Tensor] | None = None
+    ) -> None:
+        """Synchronises nodes where it is due. To be called on all ranks after every ``optimizer.step()``.
+
+        ``fp32_params`` are full-precision values of all parameters, in their order, if the optimizer has those; the
+        module's parameters become copies of them.
+        """
+        self._forwards_since = 0
+        named = self._synchroniser.parameters
+        masters = [] if fp32_params is None else list(fp32_params)
+        if masters and len(masters) != len(named):
+            raise ValueError(f"perform_slowmo got {len(masters)} fp32_params for {len(named)} parameters")
+        tensors = masters or [tensor for _, tensor in named]
+        rates = self._rates.of(optimizer, named, tensors)
+        buffers = [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
+        has_averaged, stepped = self._synchroniser.step(rates, masters, buffers if self.broadcast_buffers else [])
+        if stepped and any(self._zeroes):
+            zero_state(optimizer, [tensors[number] for number in stepped], *self._zeroes)
+        if self.verbose and (has_averaged or stepped):
+            _log.info(
+                "call %d: %s", self._synchroniser.calls, f"slow step of {len(stepped)}" if stepped else "exact average"
+            )
+
+    def average_parameters(self, fp32_params: Iterable[torch.Tensor] | None = None) -> None:
+        """Makes the parameters of all nodes their average, at the end of training say. To be called on all ranks."""
+        self._synchroniser.average([] if fp32_params is None else list(fp32_params))
+
+    def no_sync(self) -> contextlib.AbstractContextManager:
+        """Within it, backward reduces nothing and gradients add up; the next one reduces the sum."""
+        return self._parallel.no_sync()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops all gradients."""
+        self._parallel.zero_grad(set_to_none)
+
+    def report(self) -> dict:
+        """How often nodes were synchronised, and what this rank has sent inside and between nodes, in bytes."""
+        return self._synchroniser.report()
+
+    def state_dict(self, *arguments: Any, **kwargs: Any) -> dict:
+        """The module's, and under ``slowmo.`` all that this rank needs to go on. Every rank has its own."""
+        state = super().state_dict(*arguments, **kwargs)
+        prefix = kwargs.get("prefix", "") + _STATE
+        tensors, scalars = self._synchroniser.state()
+        state.update({prefix + name: tensor for name, tensor in tensors.items()})
+        state.update({prefix + name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()})
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Takes up what :meth:`state_dict` gave on this rank. With ``strict=False`` a plain model's will do."""
+        if assign:
+            raise ValueError("load_state_dict(assign=True) would replace parameters that are being synchronised")
+        own = {key.removeprefix(_STATE): value for key, value in state_dict.items() if key.startswith(_STATE)}
+        rest = {key: value for key, value in state_dict.items() if not key.startswith(_STATE)}
+        result = super().load_state_dict(rest, strict=strict)
+        if own or strict:
+            scalars = {key: float(value) for key, value in own.items() if value.ndim == 0}
+            self._synchroniser.load_state({key: own[key] for key in own if key not in scalars}, scalars)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def _take_new_parameters(self) -> None:
+        """What the module got since starts as rank 0 has it, as everything did."""
+        named = list(self.module.named_parameters())
+        if len(named) == self._parameters_seen:
+            return
+        self._parameters_seen = len(named)
+        known = {id(tensor) for _, tensor in self._synchroniser.parameters}
+        added = [(name, tensor) for name, tensor in named if id(tensor) not in known and tensor.numel() > 0]
+        if added:
+            names, tensors = zip(*added, strict=True)
+            self._broadcast(tensors)
+            self._synchroniser.add(names, tensors)
+            self._parallel._take_new_parameters()
+
+    @torch.no_grad()
+    def _broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        tensors = list(tensors)
+        copies = [tensor.detach().contiguous() for tensor in tensors]
+        works = [comm.broadcast(self._world, copy, 0) for copy in copies]
+        for tensor, copy, work in zip(tensors, copies, works, strict=True):
+            work.wait()
+            if copy.data_ptr() != tensor.data_ptr():
+                tensor.copy_(copy)
+
+
+def _choice(name: str, value: str, choices: Any) -> Any:
+    names = {key.lower(): member for key, member in choices.__members__.items()}
+    if value not in names:
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(map(repr, names))}")
+    return names[value]
+
+
+def _check_same(name: str, value: Any, expected: Any) -> None:
+    if value not in (None, expected):
+        raise ValueError(f"{name} is {value!r}, but must be {expected!r}")

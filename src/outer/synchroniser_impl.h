@@ -1,0 +1,59 @@
+#pragma once
+// The inside of a Synchroniser.
+
+#include "layout.h"
+#include "push_sum.h"
+#include "schedule.h"
+#include <fairshard/outer/synchroniser.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fairshard::outer {
+
+class Synchroniser::Impl {
+ public:
+  Impl(Nodes nodes, const Parameters& parameters, const OuterOptions& options);
+
+  StepResult step(const StepInput& input);
+  void average(const std::vector<at::Tensor>& masters);
+  void add(const Parameters& parameters);
+  OuterState state();
+  void load_state(const OuterState& state);
+
+  Nodes nodes;
+  OuterOptions options;
+  Parameters parameters;
+  std::unique_ptr<PushSum> gossip;
+  OuterReport report;
+
+ private:
+  friend class Synchroniser;
+
+  void check_input(const StepInput& input) const;
+  void make_buffers(OuterBucket& bucket);
+  bool needs_sync(OuterBucket& bucket) const;
+  bool sends_differences() const;
+  at::Device state_device(const OuterBucket& bucket) const;
+  at::Tensor own_outer(const OuterBucket& bucket) const;
+
+  void step_locally(const StepInput& input, StepResult& result);
+  void step_gossip(const StepInput& input, StepResult& result);
+  void start_average(OuterBucket& bucket, const at::Tensor& own);
+  at::Tensor finish_average(OuterBucket& bucket);
+  void take_slow_step(OuterBucket& bucket, const at::Tensor& average, const StepInput& input,
+                      StepResult& result);
+  void take_average(OuterBucket& bucket, const at::Tensor& average, const StepInput& input);
+  at::Tensor gather(const OuterBucket& bucket, const at::Tensor& own) const;
+  void average_buffers(const std::vector<at::Tensor>& buffers) const;
+
+  std::map<std::string, at::Tensor> named_buffers() const;
+
+  Schedule schedule_;
+  std::unique_ptr<OuterOptimizer> optimizer_;
+  std::vector<OuterBucket> buckets_;
+};
+
+}  // namespace fairshard::outer
