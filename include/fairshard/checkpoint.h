@@ -3,6 +3,7 @@
 
 #include <fairshard/checkpoint/part.h>
 #include <fairshard/comm/group.h>
+#include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/grad_scaler.h>
 #include <fairshard/optim/schedule.h>
 #include <fairshard/store/saver.h>
@@ -47,6 +48,9 @@ class Checkpoint {
   Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);
   Checkpoint& add(const std::string& name, ShardedGradScaler& scaler);
   Checkpoint& add(const std::string& name, LearningRate& rate);
+  /// What a rank needs beside the model and the optimizer, which nodes have each their own: all
+  /// parts are then saved for each node, and a run goes on with the same nodes and ranks only.
+  Checkpoint& add(const std::string& name, SlowMoBase& slowmo);
   /// A tensor that all ranks have alike.
   Checkpoint& add(const std::string& name, const at::Tensor& tensor);
   /// A value, of which rank 0's is saved.
@@ -77,8 +81,11 @@ class Checkpoint {
   CheckpointContext describe();
   store::State state();
 
+  /// Among the ranks that have parts alike: all, or those of a node.
   int rank_;
   int ranks_;
+  /// Of all names, if nodes differ.
+  std::string prefix_;
   store::Saver saver_;
   std::vector<std::pair<std::string, std::shared_ptr<CheckpointPart>>> parts_;
 };

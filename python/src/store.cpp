@@ -51,6 +51,7 @@ void bind_safetensors(py::module_& m) {
 void bind_saving(py::module_& m) {
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<State>(m, "State", "A rank's share of a checkpoint.")
+      .def(py::init<int, int>(), py::arg("rank"), py::arg("ranks"))
       .def_property_readonly("rank", &State::rank)
       .def("add_alike", &State::add_alike)
       .def("add_first", &State::add_first)
@@ -70,7 +71,6 @@ void bind_saving(py::module_& m) {
                                          store::SaverOptions().keep(keep).timeout_s(timeout_s));
            }),
            py::arg("group"), py::arg("root"), py::arg("keep"), py::arg("timeout_s"))
-      .def("new_state", &Saver::new_state)
       .def("save", &Saver::save, released)
       .def("save_async", &Saver::save_async, released)
       .def("latest", &Saver::latest, released)
@@ -130,6 +130,7 @@ void init_store(py::module_& module) {
   bind_safetensors(m);
   bind_saving(m);
   bind_loading(m);
+  m.def("node_prefix", &store::node_prefix);
   m.def("own_key", &store::own_key);
   m.def("checkpoint_name", &store::checkpoint_name);
   m.def("list_checkpoints", &store::list_checkpoints);

@@ -38,6 +38,13 @@ Checkpoint& Checkpoint::add(const std::string& name, ShardedGradScaler& scaler) 
 Checkpoint& Checkpoint::add(const std::string& name, LearningRate& rate) {
   return add(name, make_part(rate));
 }
+Checkpoint& Checkpoint::add(const std::string& name, SlowMoBase& slowmo) {
+  const outer::Nodes& nodes = slowmo.synchroniser().nodes();
+  rank_ = nodes.inside().rank();
+  ranks_ = nodes.inside().size();
+  prefix_ = store::node_prefix(nodes.number());
+  return add(name, make_part(slowmo));
+}
 Checkpoint& Checkpoint::add(const std::string& name, const at::Tensor& tensor) {
   return add(name, make_part(tensor));
 }
@@ -58,16 +65,16 @@ Checkpoint& Checkpoint::add_rng(const std::string& name) { return add(name, make
 CheckpointContext Checkpoint::describe() {
   CheckpointContext context;
   for (const auto& [name, part] : parts_) {
-    part->describe(name, context);
+    part->describe(prefix_ + name, context);
   }
   return context;
 }
 
 store::State Checkpoint::state() {
   const CheckpointContext context = describe();
-  store::State state = saver_.new_state();
+  store::State state(rank_, ranks_);
   for (const auto& [name, part] : parts_) {
-    part->save(name, context, state);
+    part->save(prefix_ + name, context, state);
   }
   return state;
 }
@@ -86,8 +93,8 @@ LoadReport Checkpoint::load_from(const std::string& directory, bool strict) {
   store::Reader reader(directory);
   store::LoadPlan plan(reader, rank_, ranks_);
   for (const auto& [name, part] : parts_) {
-    plan.add_part(name);
-    part->load(name, context, plan);
+    plan.add_part(prefix_ + name);
+    part->load(prefix_ + name, context, plan);
   }
   return plan.run(strict);
 }

@@ -2,6 +2,7 @@
 // The parts that Checkpoint knows by itself.
 
 #include <fairshard/checkpoint/part.h>
+#include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/grad_scaler.h>
 #include <fairshard/optim/schedule.h>
 
@@ -16,6 +17,7 @@ std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module);
 std::shared_ptr<CheckpointPart> make_part(torch::optim::Optimizer& optimizer);
 std::shared_ptr<CheckpointPart> make_part(ShardedGradScaler& scaler);
 std::shared_ptr<CheckpointPart> make_part(LearningRate& rate);
+std::shared_ptr<CheckpointPart> make_part(SlowMoBase& slowmo);
 std::shared_ptr<CheckpointPart> make_part(const at::Tensor& tensor);
 std::shared_ptr<CheckpointPart> make_part(int64_t* value);
 std::shared_ptr<CheckpointPart> make_part(double* value);

@@ -89,6 +89,12 @@ void State::replace(const std::function<at::Tensor(const Entry& entry)>& copy) {
   }
 }
 
+std::string node_prefix(int node) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "node-%05d/", node);
+  return text.data();
+}
+
 std::string own_key(const std::string& part, int rank, const std::string& name) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "/rank-%05d/", rank);

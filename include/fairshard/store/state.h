@@ -69,6 +69,9 @@ class State {
   std::map<std::string, std::string> values_;
 };
 
+/// What the keys of a node begin with, if nodes differ: "node-00002/".
+std::string node_prefix(int node);
+
 /// "part/rank-00003/name": the key of something that belongs to one rank.
 std::string own_key(const std::string& part, int rank, const std::string& name);
 

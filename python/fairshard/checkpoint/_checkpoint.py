@@ -9,6 +9,7 @@ from fairshard import comm
 from fairshard._core import store as _store
 from fairshard.checkpoint._context import Context
 from fairshard.checkpoint._parts import part_of
+from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
 
 __all__ = ["Checkpoint", "LoadReport", "latest", "list_steps"]
 
@@ -38,7 +39,9 @@ class Checkpoint:
     Args:
         directory: a folder for checkpoints, each of them a folder ``step-00000120`` in it.
         parts: what there is to save, by name. An ``nn.Module`` (wrapped or not); an ``OSS`` or any other torch
-            optimizer, whose parameters have the names that they have in the modules; a gradient scaler;
+            optimizer, whose parameters have the names that they have in the modules; a gradient scaler; a
+            ``SlowMoDistributedDataParallel``, with which all parts are saved for each node, and which goes on with the
+            same nodes and ranks only;
             ``Rng()`` for the random generators; a tensor; a dict of tensors and plain values, which is changed
             in place by loading; or anything that has ``state_dict`` and ``load_state_dict``.
         process_group: the ranks (default: the world, if there is one).
@@ -60,10 +63,15 @@ class Checkpoint:
             clashes = [other for other in names if other.startswith(f"{name}/")]
             if not name or clashes:
                 raise ValueError(f"parts of a checkpoint need names that do not overlap, but got {names}")
-        self._parts = {name: part_of(value, name) for name, value in parts.items()}
         has_world = dist.is_available() and dist.is_initialized()
-        self._group = comm.Group(process_group) if process_group is not None or has_world else None
-        self._saver = _store.Saver(self._group, os.fspath(directory), keep, timeout_s)
+        group = comm.Group(process_group) if process_group is not None or has_world else None
+        self._saver = _store.Saver(group, os.fspath(directory), keep, timeout_s)
+        # The ranks that have the parts alike are all, or those of a node.
+        node = next((value.node for value in parts.values() if isinstance(value, SlowMoDistributedDataParallel)), None)
+        number, alike = node or (None, group)
+        prefix = "" if node is None else _store.node_prefix(number)
+        self._rank, self._ranks = (alike.rank, alike.size) if alike is not None else (0, 1)
+        self._parts = {prefix + name: part_of(value, name) for name, value in parts.items()}
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -80,7 +88,7 @@ class Checkpoint:
         ends is given up, so ``wait`` before that, or use ``with``.
         """
         context = self._context()
-        state = self._saver.new_state()
+        state = _store.State(self._rank, self._ranks)
         for name, part in self._parts.items():
             part.save(name, context, state)
         (self._saver.save if blocking else self._saver.save_async)(step, state)
@@ -99,8 +107,7 @@ class Checkpoint:
         if source is None:
             return None
         context = self._context()
-        rank, ranks = (self._group.rank, self._group.size) if self._group is not None else (0, 1)
-        plan = _store.LoadPlan(_store.Reader(source), rank, ranks)
+        plan = _store.LoadPlan(_store.Reader(source), self._rank, self._ranks)
         for name, part in self._parts.items():
             plan.add_part(name)
             part.load(name, context, plan)

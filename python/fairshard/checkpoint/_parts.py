@@ -10,6 +10,7 @@ from fairshard._core import store as _store
 from fairshard.checkpoint._context import Context
 from fairshard.checkpoint._optimizers import OssPart, PlainOptimizerPart
 from fairshard.checkpoint._values import from_json, tensor_paths, to_json
+from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale
 
@@ -25,6 +26,8 @@ class Rng:
 
 def part_of(value: Any, name: str) -> Any:
     """The part that knows how to save a value."""
+    if isinstance(value, SlowMoDistributedDataParallel):
+        return SlowMoPart(value)
     if isinstance(value, nn.Module):
         return ModulePart(value)
     if isinstance(value, AdaScale):
@@ -130,6 +133,34 @@ class AdaScalePart(Part):
 
         self._optimizer_part.load(name, context, plan)
         plan.add_optional_value(f"{name}/adascale", take)
+
+
+class SlowMoPart(ModulePart):
+    """The module, and under "part.slowmo" what each rank keeps of nodes that train apart."""
+
+    def __init__(self, slowmo: SlowMoDistributedDataParallel) -> None:
+        super().__init__(slowmo.module)
+        self._slowmo = slowmo
+
+    def save(self, name: str, context: Context, state: Any) -> None:
+        """Saves both."""
+        super().save(name, context, state)
+        tensors, scalars = self._slowmo.outer_state()
+        for key, tensor in tensors.items():
+            state.add_whole(_store.own_key(f"{name}.slowmo", state.rank, key), tensor)
+        key = _store.own_key(f"{name}.slowmo", state.rank, "scalars")
+        state.add_own_value(key, to_json(scalars, key))
+
+    def load(self, name: str, context: Context, plan: Any) -> None:
+        """Asks for both."""
+        super().load(name, context, plan)
+        own = _store.own_key(f"{name}.slowmo", plan.rank, "")
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, float] = {}
+        for key in plan.reader.names_under(own):
+            plan.add_any(own + key, lambda values, key=key: tensors.update({key: values}))
+        plan.add_value(f"{own}scalars", lambda text: scalars.update(from_json(text)))
+        plan.then(lambda: self._slowmo.load_outer_state(tensors, scalars))
 
 
 class RngPart(Part):

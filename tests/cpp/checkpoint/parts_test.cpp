@@ -3,6 +3,7 @@
 #include "support/temporary_directory.h"
 #include "support/training.h"
 #include <fairshard/checkpoint.h>
+#include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/adascale.h>
 #include <fairshard/optim/fused.h>
 
@@ -211,6 +212,44 @@ TEST(Checkpoint, AnAdaScaleGoesOnWithItsMeans) {
       TORCH_CHECK(train(parallel, optimizer, step) == train(twin_parallel, resumed, step));
     }
     test::require_same(test::values_of(*model), test::values_of(*twin), true);
+  });
+}
+
+TEST(Checkpoint, NodesThatTrainApartGoOnApart) {
+  const TemporaryDirectory directory;
+  launch_threads(4, [&](Group group) {
+    using Parallel = SlowMoDistributedDataParallel<torch::nn::Sequential>;
+    const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+    const auto slowmo = SlowMoOptions().outer(
+        outer::OuterOptions().momentum(0.4).slow_frequency(4).average_frequency(4));
+    const auto train = [&](Parallel& parallel, torch::optim::SGD& optimizer, int first, int last) {
+      for (int step = first; step < last; ++step) {
+        optimizer.zero_grad();
+        test::loss_of(parallel.forward(test::input(group.rank(), step))).backward();
+        optimizer.step();
+        parallel.perform_slowmo(optimizer);
+      }
+    };
+    auto model = test::make_model();
+    torch::optim::SGD optimizer(model->parameters(), options);
+    Parallel parallel(group, model, 2, slowmo);
+    auto twin = test::make_model(3);
+    torch::optim::SGD resumed(twin->parameters(), options);
+    Parallel twin_parallel(group, twin, 2, slowmo);
+
+    train(parallel, optimizer, 0, 6);  // two steps after a slow one: nodes differ
+    Checkpoint checkpoint(group, directory.path());
+    checkpoint.add("model", *model).add("optimizer", optimizer).add("slowmo", parallel);
+    checkpoint.save(6);
+    Checkpoint other(group, directory.path());
+    other.add("model", *twin).add("optimizer", resumed).add("slowmo", twin_parallel);
+    other.load();
+    test::require_same(test::values_of(*twin), test::values_of(*model), true);
+    train(parallel, optimizer, 6, 11);
+    train(twin_parallel, resumed, 6, 11);
+    test::require_same(test::values_of(*twin), test::values_of(*model), true);
+    parallel.average_parameters();
+    twin_parallel.average_parameters();
   });
 }
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fairshard.checkpoint import Checkpoint, Rng, latest, list_steps, model_state_dict, optimizer_state_dict
+from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale, AdaScaleWrapper, ShardedGradScaler
 from support.models import loss_of, mlp, values
@@ -276,3 +277,35 @@ def _with_adascale(rank, world_size, folder):
 
 def test_an_adascale_goes_on_with_its_means(tmp_path):
     assert all(run_ranks(2, _with_adascale, str(tmp_path)))
+
+
+def _with_slowmo(rank, world_size, folder):
+    def make(seed):
+        model = SlowMoDistributedDataParallel(
+            mlp(seed), nprocs_per_node=2, slowmo_momentum=0.2, slowmo_frequency=4, localsgd_frequency=4
+        )
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(model(_batch(rank, world_size, step))).backward()
+            optimizer.step()
+            model.perform_slowmo(optimizer)
+
+    (first, optimizer), (second, resumed) = make(0), make(3)
+    train(first, optimizer, range(6))  # two steps after a slow one: nodes differ
+    with Checkpoint(folder, {"model": first, "optimizer": optimizer}) as checkpoint:
+        checkpoint.save(6, blocking=False)
+    Checkpoint(folder, {"model": second, "optimizer": resumed}).load()
+    for steps in (range(0), range(6, 11)):
+        train(first, optimizer, steps)
+        train(second, resumed, steps)
+        assert all(torch.equal(a, b) for a, b in zip(values(first), values(second), strict=True))
+    first.average_parameters()
+    return values(second)
+
+
+def test_nodes_that_train_apart_go_on_apart(tmp_path):
+    results = run_ranks(4, _with_slowmo, str(tmp_path))
+    assert not torch.equal(results[0][0], results[2][0])

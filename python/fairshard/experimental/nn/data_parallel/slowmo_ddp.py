@@ -165,6 +165,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         )
         self._world = world
         inside, between = make_groups(world, nprocs_per_node, local_node_group, master_group)
+        self.node = between.rank, inside  # its number, and the ranks on it
         self._broadcast([*module.parameters(), *module.buffers()])
         # Not as a module, whose parameters would count twice.
         self.__dict__["_parallel"] = ShardedDataParallel(
@@ -250,11 +251,19 @@ class SlowMoDistributedDataParallel(nn.Module):
         """How often nodes were synchronised, and what this rank has sent inside and between nodes, in bytes."""
         return self._synchroniser.report()
 
+    def outer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """What this rank needs to go on, beside the module and the optimizer."""
+        return self._synchroniser.state()
+
+    def load_outer_state(self, tensors: dict[str, torch.Tensor], scalars: dict[str, float]) -> None:
+        """Takes up what :meth:`outer_state` gave on this rank."""
+        self._synchroniser.load_state(tensors, scalars)
+
     def state_dict(self, *arguments: Any, **kwargs: Any) -> dict:
         """The module's, and under ``slowmo.`` all that this rank needs to go on. Every rank has its own."""
         state = super().state_dict(*arguments, **kwargs)
         prefix = kwargs.get("prefix", "") + _STATE
-        tensors, scalars = self._synchroniser.state()
+        tensors, scalars = self.outer_state()
         state.update({prefix + name: tensor for name, tensor in tensors.items()})
         state.update({prefix + name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()})
         return state
@@ -268,7 +277,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         result = super().load_state_dict(rest, strict=strict)
         if own or strict:
             scalars = {key: float(value) for key, value in own.items() if value.ndim == 0}
-            self._synchroniser.load_state({key: own[key] for key in own if key not in scalars}, scalars)
+            self.load_outer_state({key: own[key] for key in own if key not in scalars}, scalars)
         return result
 
     def __getattr__(self, name: str) -> Any:
