@@ -12,6 +12,7 @@ namespace py = pybind11;
 
 void init_comm(py::module_& module);
 void init_outer(py::module_& module);
+void init_page(py::module_& module);
 void init_scale(py::module_& module);
 void init_shard(py::module_& module);
 void init_store(py::module_& module);
