@@ -143,6 +143,7 @@ OffloadModel::OffloadModel(std::vector<OffloadBlock> blocks, const OffloadOption
   TORCH_CHECK_VALUE(options.checkpoint_activation() || !options.offload_activations(),
                     "offload_activations needs checkpoint_activation");
   std::vector<BlockValues> parameters;
+  parameters.reserve(blocks_.size());
   for (const OffloadBlock& block : blocks_) {
     parameters.push_back(block.module ? block.module->parameters() : BlockValues());
   }

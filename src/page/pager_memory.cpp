@@ -16,7 +16,7 @@ at::Device checked_device(at::Device device) {
     return at::kCPU;
   }
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
-  const int count = guard->deviceCount();
+  const int count = static_cast<unsigned char>(guard->deviceCount());
   TORCH_CHECK_VALUE(count > 0 && device.index() < count, "device ", device,
                     " is not there: ", count, " of its kind can be used");
   return device.has_index() ? device : guard->getDevice();

@@ -79,7 +79,7 @@ auto checkpoint(Function fn, Inputs... inputs) {
     return outputs;
   };
   const auto outputs = detail::checkpoint_tensors(std::move(run), tensors);
-  auto result = *std::move(*shape);
+  auto result = std::move(*shape).value();
   auto next = outputs.begin();
   detail::refill(result, next);
   return result;
