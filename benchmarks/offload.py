@@ -20,7 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from fairshard.experimental.nn.offload import OffloadModel
 
-ROWS = {"1.2b": (24, 2048, 8), "4b": (36, 3072, 8), "4b-large": (36, 3072, 32), "6b": (54, 3072, 8), "tiny": (4, 64, 2)}
+ROWS = {
+    "1.2b": (24, 2048, 8),
+    "4b": (36, 3072, 8),
+    "4b-large": (36, 3072, 32),
+    "6b": (54, 3072, 8),
+    "small": (4, 1024, 1),
+    "tiny": (4, 64, 2),
+}
 LENGTH = 1024
 
 
@@ -82,7 +89,7 @@ def link_rate(device: torch.device) -> float:
 
 def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dict:
     layers, width, batch = ROWS[name]
-    length = LENGTH if name != "tiny" else 16
+    length = LENGTH if width > 1024 else 16
     compute_s = compute_alone(layers, width, batch, length, device, options.steps)
     model = make_model(layers, width)
     elements = sum(parameter.numel() for parameter in model.parameters())

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace fairshard::python {
@@ -22,7 +23,10 @@ void init_store(py::module_& module);
 template <typename T, typename... Arguments>
 std::shared_ptr<T> make_released(Arguments&&... arguments) {
   return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [](T* object) {
-    py::gil_scoped_release released;
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check()) {  // not so if another such object, or a thread of autograd, lets go
+      released.emplace();
+    }
     delete object;
   });
 }

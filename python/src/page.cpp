@@ -118,8 +118,8 @@ void bind_worker(py::module_& m) {
       .def("zeros_like", &OptimizerWorker::zeros_like)
       .def("set_stepping", &OptimizerWorker::set_stepping)
       .def("wait", &OptimizerWorker::wait, released)
-      .def_property_readonly("busy_s", &OptimizerWorker::busy_s)
-      .def_property_readonly("elements", &OptimizerWorker::elements);
+      .def("busy_s", &OptimizerWorker::busy_s, released)
+      .def("elements", &OptimizerWorker::elements, released);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ class OffloadModel(nn.Module):
         """What is where, and what was moved since the last forward began. ``wait_s``: the device waited for copies."""
         report = self._pager.report()
         if self._worker is not None:
-            report |= {"optimizer_s": self._worker.busy_s, "optimizer_elements": self._worker.elements}
+            report |= {"optimizer_s": self._worker.busy_s(), "optimizer_elements": self._worker.elements()}
         return report
 
     def take_spans(self) -> list[tuple[str, str, float, float]]:
