@@ -395,6 +395,8 @@ def test_low_precision_on_the_device_with_exact_weights_on_the_host(in_backward)
         twin_optimizer.step()
         for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             assert ours.dtype == torch.float32
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+            with torch.no_grad():  # a rounding of its own in the last place must not grow
+                ours.copy_(theirs)
     elements = sum(p.numel() for p in model.parameters())
     assert offload.report()["host_bytes"] <= (16 if in_backward else 8) * elements + 512 * 4 * 9
