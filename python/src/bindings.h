@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace fairshard::python {
@@ -12,6 +13,7 @@ namespace py = pybind11;
 
 void init_comm(py::module_& module);
 void init_outer(py::module_& module);
+void init_page(py::module_& module);
 void init_scale(py::module_& module);
 void init_shard(py::module_& module);
 void init_store(py::module_& module);
@@ -21,7 +23,10 @@ void init_store(py::module_& module);
 template <typename T, typename... Arguments>
 std::shared_ptr<T> make_released(Arguments&&... arguments) {
   return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [](T* object) {
-    py::gil_scoped_release released;
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check()) {  // not so if another such object, or a thread of autograd, lets go
+      released.emplace();
+    }
     delete object;
   });
 }

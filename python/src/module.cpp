@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("torch_version") = FAIRSHARD_BUILT_WITH_TORCH;
   fairshard::python::init_comm(module);
   fairshard::python::init_outer(module);
+  fairshard::python::init_page(module);
   fairshard::python::init_scale(module);
   fairshard::python::init_shard(module);
   fairshard::python::init_store(module);

@@ -6,7 +6,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -66,20 +65,20 @@ auto checkpoint(Function fn, Inputs... inputs) {
   detail::flatten(arguments, tensors);
   // The result's own shape (its tuple, the values in it that are no tensors) is that of the first
   // run.
-  const auto shape = std::make_shared<std::optional<std::decay_t<Result>>>();
+  const auto shape = std::make_shared<std::unique_ptr<std::decay_t<Result>>>();
   auto run = [fn = std::move(fn), arguments, shape](const detail::TensorVector& values) mutable {
     auto next = values.begin();
     detail::refill(arguments, next);
     auto result = std::apply(fn, arguments);
     detail::TensorVector outputs;
     detail::flatten(result, outputs);
-    if (!shape->has_value()) {
-      shape->emplace(std::move(result));
+    if (!*shape) {
+      *shape = std::make_unique<std::decay_t<Result>>(std::move(result));
     }
     return outputs;
   };
   const auto outputs = detail::checkpoint_tensors(std::move(run), tensors);
-  auto result = *std::move(*shape);
+  auto result = std::move(**shape);
   auto next = outputs.begin();
   detail::refill(result, next);
   return result;

@@ -63,3 +63,10 @@ def test_slowmo(world_size):
         assert float(last) < 0.1 * float(first)
         assert (int(times), int(steps)) == (20, 60)  # every third step, the slow step at 48 among them
     assert result.stderr.count("served better") == 1
+
+
+def test_offload():
+    result = outputs(sys.executable, FOLDER / "offload.py")
+    first, last, slices = re.search(r"loss (\S+) -> (\S+), (\d) slices", result.stdout).groups()
+    assert float(last) < 0.2 * float(first)
+    assert int(slices) == 3

@@ -1,6 +1,7 @@
 """ShardedDataParallel: data parallelism whose gradients are reduced in backward, to their owners only."""
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,11 @@ class ShardedDataParallel(nn.Module):
         self._waits: BlockWaits | None = None
         self._join: Any = None
         self._sync = True
+        # An OffloadModel's gradients are on the device when hooks see them; it says when they are on the host.
+        self._is_offloaded = hasattr(module, "call_after_backward")
+        if self._is_offloaded:
+            reduce = weakref.WeakMethod(self._reduce_offloaded)
+            module.call_after_backward(lambda: (method := reduce()) and method())
         if not self._named:
             raise ValueError(f"{type(module).__name__} has no parameters to train")
         names, tensors = zip(*self._named, strict=True)
@@ -180,7 +186,11 @@ class ShardedDataParallel(nn.Module):
     def _set_sync(self, is_on: bool) -> None:
         self._sync = is_on
         if self._reducer is not None:
-            self._reducer.sync = is_on
+            self._reducer.sync = is_on and not self._is_offloaded
+
+    def _reduce_offloaded(self) -> None:
+        if self._sync and self._reducer is not None:
+            self._reducer.reduce()
 
     def _set_join(self, join: Any) -> None:
         self._join = join
@@ -239,7 +249,7 @@ class ShardedDataParallel(nn.Module):
         self._own_part = None if self._own_part not in parts else self._own_part
         self._parts = parts
         self._reducer = _shard.GradReducer(parts, is_sharded, self._reduce_dtype)
-        self._reducer.sync = self._sync
+        self._reducer.sync = self._sync and not self._is_offloaded
         # Errors name parameters as the module does.
         names = {parameter: name for name, parameter in self._named}
         places = {}

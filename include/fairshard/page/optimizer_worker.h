@@ -1,0 +1,73 @@
+#pragma once
+// Steps slices on the CPU while the backward of earlier slices runs: as soon as a slice's gradients
+// are in host memory, its weights are stepped there.
+
+#include <fairshard/page/pager.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <memory>
+
+namespace fairshard::page {
+
+enum class StepRule { kAdamW, kAdam, kSgd };
+
+/// How a parameter is stepped; the names are those of torch's optimizers.
+struct StepOptions {
+  TORCH_ARG(StepRule, rule) = StepRule::kAdamW;
+  TORCH_ARG(double, lr) = 1e-3;
+  TORCH_ARG(double, beta1) = 0.9;
+  TORCH_ARG(double, beta2) = 0.999;
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(double, momentum) = 0;
+  TORCH_ARG(double, dampening) = 0;
+  TORCH_ARG(bool, nesterov) = false;
+  TORCH_ARG(bool, amsgrad) = false;
+  TORCH_ARG(bool, maximize) = false;
+};
+
+/// An optimizer's state of one parameter. Undefined tensors are not used by the rule.
+struct StepState {
+  at::Tensor step;
+  at::Tensor average;  ///< SGD: the momentum buffer
+  at::Tensor square_average;
+  at::Tensor largest_square_average;
+  bool is_first = false;  ///< SGD: the momentum buffer has not been set yet
+};
+
+/// Takes a pager's gradients. Options and states are given before a backward; the parameters'
+/// gradients stay empty.
+class OptimizerWorker {
+ public:
+  /// `threads` step at a time (0: all cores but two, which copies and kernel launches need).
+  OptimizerWorker(std::shared_ptr<Pager> pager, int64_t threads);
+  /// Ends the threads after what they are doing.
+  ~OptimizerWorker();
+  OptimizerWorker(const OptimizerWorker&) = delete;
+  OptimizerWorker& operator=(const OptimizerWorker&) = delete;
+
+  /// How a parameter is stepped from now on. A gradient of a parameter without a plan is an error
+  /// of the next wait().
+  void plan(const at::Tensor& parameter, const StepOptions& options, const StepState& state);
+  /// Zeros for a state of this parameter, in memory of the same kind.
+  at::Tensor zeros_like(const at::Tensor& parameter);
+
+  /// While it is off, gradients add up in .grad, and are stepped by the next backward with it on.
+  void set_stepping(bool is_on);
+
+  /// Returns when all that has arrived is stepped. Throws what went wrong in doing so.
+  void wait();
+
+  /// Of the last backward: the time that a thread spent stepping, on average, and the elements.
+  double busy_s() const;
+  int64_t elements() const;
+
+ private:
+  class Threads;
+  std::shared_ptr<Pager> pager_;
+  std::unique_ptr<Threads> threads_;
+};
+
+}  // namespace fairshard::page

@@ -1,0 +1,322 @@
+"""OffloadModel: trains a model that does not fit on the device."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from fairshard._core import page as _page
+from fairshard.experimental.nn._step_plan import plan_steps, rule_of
+
+__all__ = ["OffloadModel"]
+
+_NONE = -1  # the pager's word for "no slice"
+
+
+class OffloadModel(nn.Module):
+    """Wraps a model whose weights stay in host memory; the device has those of a few slices at a time.
+
+    Between steps ``parameters()`` are tensors in host memory, with gradients there, for any optimizer, clipping,
+    scheduler or state dict. Buffers are on the device. The wrapped model itself, called directly, is offloaded too.
+
+    Args:
+        model: an nn.Sequential; a list of modules, each of which makes up a slice; or any module, with ``blocks``.
+        device: the device that computes.
+        offload_device: where weights and gradients are: the CPU.
+        num_slices: the most slices that the blocks are put into.
+        checkpoint_activation: activations of a slice are computed again in backward, instead of being kept.
+        num_microbatches: the batch is cut into as many parts, which every slice computes one after another.
+        blocks: names of, or a function that lists, the blocks of a model that is not an nn.Sequential: modules that
+            run one after another. Parameters of no block stay on the device during a pass.
+        optimizer: an AdamW, Adam or SGD over the parameters: every backward also steps, slice by slice, on the CPU
+            while earlier slices compute; ``optimizer.step()`` then only waits. See :meth:`no_step`.
+        param_dtype: the dtype of weights and gradients on the device and on the way, for instance torch.bfloat16.
+        device_budget_bytes: device memory for weights; what is beyond the slots that are needed keeps slices from
+            forward to backward.
+        host_budget_bytes: host memory for weights and gradients; slices beyond it lie in files.
+        spill_dir: the folder of these files.
+        prefetch: slices that are copied ahead of the one that computes.
+        optimizer_threads: that step; 0 for all cores but two.
+        offload_activations: with ``checkpoint_activation``, the inputs of slices wait for backward in host memory.
+        record_spans: keeps times of compute, copies and steps, for :meth:`take_spans`.
+    """
+
+    def __init__(
+        self,
+        model: "nn.Module | Sequence[nn.Module]",
+        device: torch.device,
+        offload_device: torch.device = torch.device("cpu"),  # noqa: B008 (FairScale's signature)
+        num_slices: int = 3,
+        checkpoint_activation: bool = False,
+        num_microbatches: int = 1,
+        *,
+        blocks: "Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None" = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        param_dtype: torch.dtype | None = None,
+        device_budget_bytes: int | None = None,
+        host_budget_bytes: int | None = None,
+        spill_dir: str | None = None,
+        prefetch: int = 1,
+        optimizer_threads: int = 0,
+        offload_activations: bool = False,
+        record_spans: bool = False,
+    ) -> None:
+        super().__init__()
+        if torch.device(offload_device).type != "cpu":
+            raise ValueError(f"offload_device is {offload_device}, but weights are offloaded to the CPU only")
+        if num_microbatches < 1:
+            raise ValueError(f"num_microbatches is {num_microbatches}, but must be at least 1")
+        if num_microbatches > 1 and blocks is not None:
+            raise ValueError("num_microbatches needs an nn.Sequential or a list: a model with `blocks` runs as a whole")
+        if offload_activations and (blocks is not None or not checkpoint_activation):
+            raise ValueError("offload_activations needs checkpoint_activation and an nn.Sequential or a list")
+        if num_slices < 1:
+            raise ValueError(f"num_slices is {num_slices}, but must be at least 1")
+        if optimizer is not None:
+            rule_of(optimizer)
+        is_list = isinstance(model, (list, tuple))
+        model = nn.Sequential(*model) if is_list else model
+        self._device = _page.checked_device(torch.device(device))
+        self._blocks = _list_blocks(model, blocks)
+        self._spreads_tuples = is_list
+        self._checkpoints = checkpoint_activation
+        self._num_microbatches = num_microbatches
+        own = [list(block.parameters()) for block in self._blocks]
+        known = {parameter for block in own for parameter in block}
+        rest = [parameter for parameter in model.parameters() if parameter not in known]
+        places, slices, common = _page.slice_blocks(own, rest, num_slices)
+        if is_list:
+            places, slices, common = _one_slice_each(own)
+        self._pager = _page.Pager(
+            slices,
+            common,
+            device=self._device,
+            param_dtype=param_dtype,
+            prefetch=prefetch,
+            device_budget_bytes=device_budget_bytes,
+            host_budget_bytes=host_budget_bytes,
+            spill_dir=spill_dir or "",
+            record_spans=record_spans,
+            offload_activations=offload_activations,
+        )
+        self._slices = [[block for block, at in zip(self._blocks, places, strict=True) if at == number]
+                        for number in range(len(slices))]  # fmt: skip
+        self._is_running = False
+        self._optimizer = optimizer
+        self._worker = None
+        if optimizer is not None:
+            self._worker = _page.OptimizerWorker(self._pager, optimizer_threads)
+            optimizer.register_step_pre_hook(lambda *_: self.wait_for_step())
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self._device)
+        self.model = model
+        self._take_over(places, is_whole=blocks is not None)
+
+    def _take_over(self, places: list[int], is_whole: bool) -> None:
+        """Lets the model, and its blocks if it calls them itself, run through this wrapper."""
+        if is_whole:
+            self._plain_forward = self.model.forward
+            for block, number in zip(self._blocks, places, strict=True):
+                block.forward = functools.partial(self._run_block, number, block, block.forward)
+            self.model.forward = functools.partial(self._run, self._run_whole)
+        else:
+            self.model.forward = functools.partial(self._run, self._run_slices)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the model, as a call of the model itself does."""
+        return self.model(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def no_step(self) -> Iterator[None]:
+        """With ``optimizer``: within it, backward does not step, and gradients add up for the next that does."""
+        if self._worker is None:
+            raise RuntimeError("no_step() is for an OffloadModel with the option optimizer")
+        self._worker.set_stepping(False)
+        try:
+            yield
+        finally:
+            self._worker.set_stepping(True)
+
+    def wait_for_step(self) -> None:
+        """Returns when all parameters are stepped. ``optimizer.step()``, forward and ``state_dict()`` do so."""
+        if self._worker is not None:
+            self._worker.wait()
+
+    def call_after_backward(self, call: Callable[[], None] | None) -> None:
+        """Has ``call`` called at the end of every backward, when gradients are in host memory.
+
+        A ShardedDataParallel around this reduces them so, because its own hooks are on tensors of the host.
+        """
+        self._pager.set_after_backward(call)
+
+    def report(self) -> dict[str, float]:
+        """What is where, and what was moved since the last forward began. ``wait_s``: the device waited for copies."""
+        report = self._pager.report()
+        if self._worker is not None:
+            report |= {"optimizer_s": self._worker.busy_s(), "optimizer_elements": self._worker.elements()}
+        return report
+
+    def take_spans(self) -> list[tuple[str, str, float, float]]:
+        """Track, name, start and end (seconds) of all that was done since the last call; see ``record_spans``."""
+        return self._pager.take_spans()
+
+    def state_dict(self, *arguments: Any, **kwargs: Any) -> dict:
+        """The model's own, under its own names."""
+        self.wait_for_step()
+        return self.model.state_dict(*arguments, **kwargs)
+
+    def load_state_dict(self, *arguments: Any, **kwargs: Any) -> Any:
+        """The model's own."""
+        self.wait_for_step()
+        return self.model.load_state_dict(*arguments, **kwargs)
+
+    def named_parameters(self, *arguments: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's own, under its own names."""
+        self.wait_for_step()
+        return self.model.named_parameters(*arguments, **kwargs)
+
+    def _run(self, run: Callable, *inputs: Any, **kwargs: Any) -> Any:
+        """A pass: everything that comes before, between and after what ``run`` does."""
+        if self._is_running:
+            raise RuntimeError("an offloaded model was called within its own forward")
+        self.wait_for_step()
+        if self._worker is not None and torch.is_grad_enabled():
+            plan_steps(self._worker, self._optimizer)
+        # Casts of weights are not kept until the end of an autocast: they would be those of the whole model.
+        keeps_casts = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        inputs, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), (inputs, kwargs))
+        self._is_running = True
+        try:
+            self._pager.begin(torch.is_grad_enabled())
+            return run(*inputs, **kwargs)
+        except BaseException:
+            self._pager.abandon()
+            raise
+        finally:
+            self._is_running = False
+            torch.set_autocast_cache_enabled(keeps_casts)
+
+    def _run_whole(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self._cross(_NONE, self._plain_forward(*inputs, **kwargs))
+
+    def _run_block(self, number: int, block: nn.Module, plain_forward: Callable, *inputs: Any, **kwargs: Any) -> Any:
+        if not self._is_running:  # the second run of a checkpoint that the user has set: the slice is there
+            return plain_forward(*inputs, **kwargs)
+        inputs, kwargs = self._cross(number, (inputs, kwargs))
+        return self._call([block], functools.partial(plain_forward, **kwargs), inputs)
+
+    def _run_slices(self, *inputs: Any, **kwargs: Any) -> Any:
+        parts = [inputs] if self._num_microbatches == 1 else _cut(inputs, self._num_microbatches)
+        for number, blocks in enumerate(self._slices):
+            parts = self._cross(number, parts)
+            run = functools.partial(self._run_in_turn, blocks, kwargs if number == 0 else {})
+            parts = [(self._call(blocks, run, part),) for part in parts]
+            if self._spreads_tuples:
+                parts = [part[0] if isinstance(part[0], tuple) else part for part in parts]
+        if self._spreads_tuples:
+            parts = [(part,) if len(part) > 1 else part for part in parts]
+        parts = [part for (part,) in self._cross(_NONE, parts)]
+        return parts[0] if len(parts) == 1 else _join(parts)
+
+    def _run_in_turn(self, blocks: list[nn.Module], kwargs: dict, *values: Any) -> Any:
+        for block in blocks:
+            values = (block(*values, **kwargs),)
+            kwargs = {}
+        return values[0]
+
+    def _call(self, blocks: list[nn.Module], run: Callable, inputs: tuple) -> Any:
+        if not self._checkpoints or not torch.is_grad_enabled():
+            return run(*inputs)
+        buffers = [buffer for block in blocks for buffer in block.buffers()]
+        contexts = lambda: (contextlib.nullcontext(), _kept(buffers))  # noqa: E731
+        return checkpoint(run, *inputs, use_reentrant=False, context_fn=contexts)
+
+    def _cross(self, to: int, values: Any) -> Any:
+        """The same values, wherever in them tensors are, on the other side of the boundary of slices."""
+        leaves, structure = pytree.tree_flatten(values)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        for place, value in zip(places, self._pager.cross(to, [leaves[i] for i in places]), strict=True):
+            leaves[place] = value
+        return pytree.tree_unflatten(leaves, structure)
+
+
+@contextlib.contextmanager
+def _kept(buffers: list[torch.Tensor]) -> Iterator[None]:
+    """Leaves buffers as they are, although a slice runs for the second time."""
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.data.copy_(value)  # by data: autograd may have saved the buffer, and counts what is written
+
+
+def _list_blocks(model: nn.Module, blocks: Any) -> list[nn.Module]:
+    if blocks is None:
+        if not isinstance(model, nn.Sequential):
+            raise ValueError(
+                f"model is a {type(model).__name__}, not an nn.Sequential or a list of modules: name its blocks by the "
+                "option blocks"
+            )
+        found = list(model)
+    elif callable(blocks):
+        found = list(blocks(model))
+    else:
+        found = []
+        for name in blocks:
+            try:
+                found.append(model.get_submodule(name))
+            except AttributeError:
+                names = ", ".join(name for name, _ in model.named_children())
+                raise ValueError(f"the model has no block '{name}'; its children are: {names}") from None
+    if not found:
+        raise ValueError("the model has no blocks to offload")
+    if blocks is not None:
+        inner = {module for block in found for module in list(block.modules())[1:]}
+        nested = next((block for block in found if block in inner), None)
+        if nested is not None or len(set(found)) != len(found):
+            raise ValueError(f"blocks overlap: a {type(nested or found[0]).__name__} is listed twice or within another")
+    return found
+
+
+def _one_slice_each(own: list[list[nn.Parameter]]) -> tuple[list[int], list, list]:
+    users: dict[nn.Parameter, set[int]] = {}
+    for number, parameters in enumerate(own):
+        for parameter in parameters:
+            users.setdefault(parameter, set()).add(number)
+    slices = [[p for p in dict.fromkeys(parameters) if len(users[p]) == 1] for parameters in own]
+    return list(range(len(own))), slices, [p for p, where in users.items() if len(where) > 1]
+
+
+def _cut(values: tuple, parts: int) -> list[tuple]:
+    """The values with each tensor cut into equal parts along its first dimension."""
+
+    def check(tensor: torch.Tensor) -> None:
+        batch = tensor.shape[0] if tensor.dim() else 0
+        if batch == 0 or batch % parts:
+            raise ValueError(f"a batch of {batch} does not divide into num_microbatches = {parts} equal parts")
+
+    pytree.tree_map_only_(torch.Tensor, check, values)
+    return [
+        pytree.tree_map_only(torch.Tensor, lambda tensor, i=i: tensor.chunk(parts)[i], values) for i in range(parts)
+    ]
+
+
+def _join(parts: list) -> Any:
+    """What micro-batches gave, as one batch."""
+    flat = [pytree.tree_flatten(part) for part in parts]
+    joined = []
+    for pieces in zip(*(leaves for leaves, _ in flat), strict=True):
+        if not isinstance(pieces[0], torch.Tensor):
+            joined.append(pieces[0])
+        elif pieces[0].dim() == 0:
+            raise ValueError("the model returns a number, which micro-batches have one of each: return a batch of them")
+        else:
+            joined.append(torch.cat(pieces))
+    return pytree.tree_unflatten(joined, flat[0][1])

@@ -1,0 +1,143 @@
+// page/ for Python.
+#include "bindings.h"
+#include <fairshard/page/optimizer_worker.h>
+#include <fairshard/page/pager.h>
+#include <fairshard/page/slicing.h>
+
+#include <pybind11/functional.h>
+
+namespace fairshard::python {
+
+using page::OptimizerWorker;
+using page::Pager;
+using page::StepOptions;
+using page::StepRule;
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+StepRule to_rule(const std::string& name) {
+  TORCH_CHECK_VALUE(name == "adamw" || name == "adam" || name == "sgd", "no rule '", name, "'");
+  return name == "adamw" ? StepRule::kAdamW : name == "adam" ? StepRule::kAdam : StepRule::kSgd;
+}
+
+py::dict to_dict(const page::PagerReport& report) {
+  py::dict result;
+  result["slices"] = report.slices;
+  result["slots"] = report.slots;
+  result["slot_bytes"] = report.slot_bytes;
+  result["device_bytes"] = report.device_bytes;
+  result["pinned_bytes"] = report.pinned_bytes;
+  result["host_bytes"] = report.host_bytes;
+  result["file_bytes"] = report.file_bytes;
+  result["bytes_in"] = report.bytes_in;
+  result["bytes_out"] = report.bytes_out;
+  result["fills"] = report.fills;
+  result["most_filled"] = report.most_filled;
+  result["wait_s"] = report.wait_s;
+  return result;
+}
+
+void bind_pager(py::module_& m) {
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<Pager, std::shared_ptr<Pager>>(m, "Pager")
+      .def(py::init([](const std::vector<Tensors>& slices, const Tensors& common, at::Device device,
+                       std::optional<at::ScalarType> param_dtype, int64_t prefetch,
+                       std::optional<int64_t> device_budget_bytes,
+                       std::optional<int64_t> host_budget_bytes, const std::string& spill_dir,
+                       bool record_spans, bool offload_activations) {
+             return make_released<Pager>(slices, common,
+                                         page::PagerOptions()
+                                             .device(device)
+                                             .param_dtype(param_dtype)
+                                             .prefetch(prefetch)
+                                             .device_budget_bytes(device_budget_bytes)
+                                             .host_budget_bytes(host_budget_bytes)
+                                             .spill_dir(spill_dir)
+                                             .record_spans(record_spans)
+                                             .offload_activations(offload_activations));
+           }),
+           released, py::arg("slices"), py::arg("common"), py::kw_only(), py::arg("device"),
+           py::arg("param_dtype"), py::arg("prefetch"), py::arg("device_budget_bytes"),
+           py::arg("host_budget_bytes"), py::arg("spill_dir"), py::arg("record_spans"),
+           py::arg("offload_activations"))
+      .def("begin", &Pager::begin, released)
+      .def("cross", &Pager::cross, released, py::arg("to"), py::arg("values"))
+      .def_property_readonly("current", &Pager::current)
+      .def("abandon", &Pager::abandon, released)
+      .def("set_after_backward", &Pager::set_after_backward)
+      .def("report", [](Pager& pager) { return to_dict(pager.report()); })
+      .def("take_spans", [](Pager& pager) {
+        std::vector<std::tuple<std::string, std::string, double, double>> spans;
+        for (const auto& [track, name, start, end] : pager.take_spans()) {
+          spans.emplace_back(track, name, start, end);
+        }
+        return spans;
+      });
+}
+
+void bind_worker(py::module_& m) {
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<OptimizerWorker, std::shared_ptr<OptimizerWorker>>(m, "OptimizerWorker")
+      .def(py::init([](std::shared_ptr<Pager> pager, int64_t threads) {
+             return make_released<OptimizerWorker>(std::move(pager), threads);
+           }),
+           released)
+      .def(
+          "plan",
+          [](OptimizerWorker& worker, const at::Tensor& parameter, const std::string& rule,
+             double lr, double beta1, double beta2, double eps, double weight_decay,
+             double momentum, double dampening, bool nesterov, bool amsgrad, bool maximize,
+             const Tensors& state, bool is_first) {
+            const auto get = [&](size_t i) { return i < state.size() ? state[i] : at::Tensor(); };
+            const bool is_sgd = rule == "sgd";
+            worker.plan(parameter,
+                        StepOptions()
+                            .rule(to_rule(rule))
+                            .lr(lr)
+                            .beta1(beta1)
+                            .beta2(beta2)
+                            .eps(eps)
+                            .weight_decay(weight_decay)
+                            .momentum(momentum)
+                            .dampening(dampening)
+                            .nesterov(nesterov)
+                            .amsgrad(amsgrad)
+                            .maximize(maximize),
+                        is_sgd ? page::StepState{{}, get(0), {}, {}, is_first}
+                               : page::StepState{get(0), get(1), get(2), get(3), false});
+          },
+          py::arg("parameter"), py::kw_only(), py::arg("rule"), py::arg("lr"), py::arg("beta1") = 0,
+          py::arg("beta2") = 0, py::arg("eps") = 0, py::arg("weight_decay") = 0,
+          py::arg("momentum") = 0, py::arg("dampening") = 0, py::arg("nesterov") = false,
+          py::arg("amsgrad") = false, py::arg("maximize") = false, py::arg("state"),
+          py::arg("is_first") = false,
+          "States: of Adam step, averages, averages of squares, their largest; of SGD the "
+          "momentum.")
+      .def("zeros_like", &OptimizerWorker::zeros_like)
+      .def("set_stepping", &OptimizerWorker::set_stepping)
+      .def("wait", &OptimizerWorker::wait, released)
+      .def("busy_s", &OptimizerWorker::busy_s, released)
+      .def("elements", &OptimizerWorker::elements, released);
+}
+
+}  // namespace
+
+void init_page(py::module_& module) {
+  py::module_ m = module.def_submodule("page");
+  bind_pager(m);
+  bind_worker(m);
+  m.def("checked_device", &page::checked_device, "The device with its number, if it is there.");
+  m.def(
+      "slice_blocks",
+      [](const std::vector<Tensors>& blocks, const Tensors& rest, int64_t num_slices) {
+        const auto slicing = page::slice_blocks(blocks, rest, num_slices);
+        return std::make_tuple(slicing.slice_of_block, slicing.slices, slicing.common);
+      },
+      py::arg("blocks"), py::arg("rest"), py::arg("num_slices"),
+      "The slice of each block, the parameters of each slice, and those that slices have in "
+      "common.");
+}
+
+}  // namespace fairshard::python
