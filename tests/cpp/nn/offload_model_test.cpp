@@ -143,7 +143,8 @@ TEST(OffloadModel, BlocksMayHaveSeveralInputsAndOutputs) {
   const auto x = test::input(0, 0);
   const auto y = test::input(1, 0);
   const Values plain = pair(second).forward(pair(first).forward({x, y}));
-  OffloadModel offload({pair(first), pair(second)}, OffloadOptions().num_slices(2));
+  const std::vector<OffloadBlock> blocks{pair(first), pair(second)};
+  OffloadModel offload(blocks, OffloadOptions().num_slices(2));
   test::require_same(offload.forward(Values{x, y}), plain, true);
 }
 
