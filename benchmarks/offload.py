@@ -91,6 +91,7 @@ def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dic
     layers, width, batch = ROWS[name]
     length = LENGTH if width > 1024 else 16
     compute_s = compute_alone(layers, width, batch, length, device, options.steps)
+    torch.manual_seed(0)
     model = make_model(layers, width)
     elements = sum(parameter.numel() for parameter in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
