@@ -88,7 +88,7 @@ class ShardedDataParallel(nn.Module):
         names, tensors = zip(*self._named, strict=True)
         _shard.check_same_parameters(self._comm, names, tensors)
         if sync_models_at_startup:
-            self._broadcast([*tensors, *module.buffers()], 0)
+            comm.broadcast_all(self._comm, [*tensors, *module.buffers()], 0)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
@@ -98,7 +98,7 @@ class ShardedDataParallel(nn.Module):
             self._wait_for_parameters()
         if self._broadcast_buffers and self.training and self._sync and next(self.module.buffers(), None) is not None:
             root = self._join.announce(_Action.FORWARD).leader if self._join is not None else 0
-            self._broadcast(list(self.module.buffers()), root)
+            comm.broadcast_all(self._comm, self.module.buffers(), root)
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
@@ -129,7 +129,7 @@ class ShardedDataParallel(nn.Module):
         finally:
             self._set_join(None)
         if leader >= 0:
-            self._broadcast(list(self.module.buffers()), leader)
+            comm.broadcast_all(self._comm, self.module.buffers(), leader)
             if self._own_part is not None:  # ranks that joined early have not stepped since
                 self._own_part.broadcast(leader)
 
@@ -143,7 +143,7 @@ class ShardedDataParallel(nn.Module):
 
     def sync_buffers(self, blocking: bool = False) -> None:
         """Makes all ranks' buffers those of rank 0. Always blocks."""
-        self._broadcast(list(self.module.buffers()), 0)
+        comm.broadcast_all(self._comm, self.module.buffers(), 0)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Drops all gradients, also those that were reduced into this rank's share."""
@@ -210,7 +210,7 @@ class ShardedDataParallel(nn.Module):
         if said.action == _Action.NOTHING:
             return False
         if said.action == _Action.FORWARD:
-            self._broadcast(list(self.module.buffers()), said.leader)
+            comm.broadcast_all(self._comm, self.module.buffers(), said.leader)
         elif said.action == _Action.REDUCE:
             self._reducer.reduce()
         else:
@@ -263,12 +263,3 @@ class ShardedDataParallel(nn.Module):
             self._waits.forget()
         if self._waits is None and any(optimizer.overlap_gather for optimizer in self._optimizers()):
             self._waits = BlockWaits(self.module)
-
-    @torch.no_grad()
-    def _broadcast(self, tensors: list[torch.Tensor], root: int) -> None:
-        copies = [tensor.detach().contiguous() for tensor in tensors]
-        works = [comm.broadcast(self._comm, copy, root) for copy in copies]
-        for tensor, copy, work in zip(tensors, copies, works, strict=True):
-            work.wait()
-            if copy.data_ptr() != tensor.data_ptr():
-                tensor.copy_(copy)

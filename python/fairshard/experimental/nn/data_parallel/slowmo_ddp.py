@@ -166,7 +166,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         self._world = world
         inside, between = make_groups(world, nprocs_per_node, local_node_group, master_group)
         self.node = between.rank, inside  # its number, and the ranks on it
-        self._broadcast([*module.parameters(), *module.buffers()])
+        comm.broadcast_all(world, [*module.parameters(), *module.buffers()], 0)
         # Not as a module, whose parameters would count twice.
         self.__dict__["_parallel"] = ShardedDataParallel(
             module,
@@ -296,19 +296,9 @@ class SlowMoDistributedDataParallel(nn.Module):
         added = [(name, tensor) for name, tensor in named if id(tensor) not in known and tensor.numel() > 0]
         if added:
             names, tensors = zip(*added, strict=True)
-            self._broadcast(tensors)
+            comm.broadcast_all(self._world, tensors, 0)
             self._synchroniser.add(names, tensors)
             self._parallel._take_new_parameters()
-
-    @torch.no_grad()
-    def _broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        tensors = list(tensors)
-        copies = [tensor.detach().contiguous() for tensor in tensors]
-        works = [comm.broadcast(self._world, copy, 0) for copy in copies]
-        for tensor, copy, work in zip(tensors, copies, works, strict=True):
-            work.wait()
-            if copy.data_ptr() != tensor.data_ptr():
-                tensor.copy_(copy)
 
 
 def _choice(name: str, value: str, choices: Any) -> Any:
