@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 export TORCH PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build train test test-cpp test-python asan tsan fuzz lint format clean
+.PHONY: help setup build train docs test test-cpp test-python asan tsan fuzz lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,10 @@ asan tsan: setup ## run the C++ tests under address+undefined or thread sanitize
 
 fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 	@scripts/fuzz 60 $(ARGS)
+
+docs: ## make the reference of the C++ headers in build/docs (Doxygen)
+	@scripts/setup docs
+	@scripts/docs
 
 lint: ## check formatting, lint C++ and Python
 	@scripts/setup lint

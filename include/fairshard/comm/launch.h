@@ -12,6 +12,7 @@ namespace fairshard::comm {
 /// A rank ended with an exception, an exit code or a signal.
 class LaunchError : public std::runtime_error {
  public:
+  /// `reason` is what the rank has said, or how it ended.
   LaunchError(int rank, int ranks, const std::string& reason)
       : std::runtime_error("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ": " +
                            reason),
@@ -28,6 +29,7 @@ class LaunchError : public std::runtime_error {
   std::string reason_;
 };
 
+/// What launch() and launch_threads() are given.
 struct LaunchOptions {
   // Behaviour
   /// The timeout of the ranks' group, in seconds.
@@ -40,6 +42,7 @@ struct LaunchOptions {
   TORCH_ARG(int, threads) = 0;
 };
 
+/// What a rank does, with the group of all ranks.
 using RankFunction = std::function<void(Group)>;
 
 /// Runs `fn` in `ranks` child processes, each with the group of all of them, which meet in a
