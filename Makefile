@@ -36,7 +36,6 @@ fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 	@scripts/fuzz 60 $(ARGS)
 
 docs: ## make the reference of the C++ headers in build/docs (Doxygen)
-	@scripts/setup docs
 	@scripts/docs
 
 lint: ## check formatting, lint C++ and Python
