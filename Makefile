@@ -17,8 +17,10 @@ setup: ## install torch and the tools into .venv, C++ headers into .deps
 build: setup ## build the library, the programs (build/bin) and the Python extension
 	@scripts/build release $(JOBS)
 
-train: build ## train a small byte-level GPT on two local ranks
-	@build/bin/fairshard-gpt --ranks 2 $(ARGS)
+train: build ## train a small byte-level GPT on two local ranks, and let it write
+	@rm -rf build/train && mkdir build/train
+	@build/bin/fairshard train --ranks 2 --save build/train --log build/train/run.jsonl $(ARGS)
+	@build/bin/fairshard sample build/train --prompt 'def '
 
 test: test-cpp test-python ## run every test
 

@@ -4,6 +4,7 @@
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/fused.h>
 
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -499,6 +500,36 @@ TEST(SlowMo, AnOptimizerOfOtherParametersIsRefused) {
     torch::optim::SGD other(make_model()->parameters(), SGDOptions(0.1));
     test::expect_error([&] { trainer.parallel.perform_slowmo(other); },
                        {"does not have parameter '0.weight'"});
+  });
+}
+
+struct WarningsKept : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+};
+
+TEST(SlowMo, AForgottenPerformSlowmoIsToldOnce) {
+  launch_threads(1, [](Group group) {
+    Trainer trainer(group, 1, OuterOptions(kSlowMo).momentum(0));
+    WarningsKept kept;
+    const c10::WarningUtils::WarningHandlerGuard guard(&kept);
+    const auto forwards = [&](int count) {
+      for (int i = 0; i < count; ++i) {
+        trainer.parallel.forward(input(0, i));
+      }
+    };
+    forwards(99);
+    trainer.step(0);
+    trainer.model->eval();
+    forwards(200);
+    trainer.model->train();
+    forwards(100);
+    EXPECT_TRUE(kept.texts.empty());
+    forwards(200);
+    ASSERT_EQ(kept.texts.size(), 1);
+    EXPECT_NE(kept.texts[0].find("101 forwards in training without perform_slowmo"),
+              std::string::npos)
+        << kept.texts[0];
   });
 }
 

@@ -45,7 +45,7 @@ TEST(Manifest, GoesToJsonAndBack) {
 TEST(Manifest, NamesOfRangesTellThem) {
   const StoredEntry plain{{at::kFloat, {2, 3}, {3, 1}}, {{0, 6, 0, {1}}}};
   EXPECT_EQ(stored_name("a", plain, plain.ranges[0]), "a");
-  const auto& other = example().tensors.at("model/w");
+  const StoredEntry other = example().tensors.at("model/w");
   EXPECT_EQ(stored_name("a", other, other.ranges[1]), "a[2:6]");
   // Whole, but not row-major: another program must not take it for the tensor itself.
   EXPECT_EQ(stored_name("a", other, {0, 6, 0, {}}), "a[0:6]");
