@@ -28,6 +28,7 @@ test-cpp: build ## run the C++ tests
 	@ctest --test-dir build --output-on-failure $(ARGS)
 
 test-python: build ## run the Python tests
+	@scripts/setup browser
 	@python -m pytest tests/python $(ARGS)
 
 asan tsan: setup ## run the C++ tests under address+undefined or thread sanitizers
