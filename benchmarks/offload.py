@@ -65,6 +65,19 @@ def measure(step, device: torch.device, steps: int) -> float:
     return best
 
 
+def measure_run(step, finish, device: torch.device, steps: int) -> float:
+    """Seconds a step, over all of a run, with what is left to do at its end."""
+    step()
+    finish()
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    finish()
+    synchronize(device)
+    return (time.perf_counter() - start) / steps
+
+
 def compute_alone(layers: int, width: int, batch: int, length: int, device: torch.device, steps: int) -> float:
     """Forward and checkpointed backward with one block's weights, as often as there are layers."""
     block = make_model(1, width)[0].to(device, torch.bfloat16)
@@ -105,6 +118,7 @@ def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dic
         prefetch=options.prefetch,
         optimizer_threads=options.threads,
         offload_activations=options.offload_activations,
+        overlap_forward=options.overlap_forward,
         record_spans=True,
     )
     target = torch.randn(batch, length, width, device=device, dtype=torch.bfloat16)
@@ -117,17 +131,15 @@ def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dic
         optimizer.step()
         losses.append(loss.detach())
 
-    measure(lambda: step(1, 8), device, 1)
-    start = time.perf_counter()
-    step(1, 8)
-    optimizer_s = time.perf_counter() - start
+    optimizer_s = measure_run(lambda: step(1, 8), offload.wait_for_step, device, 2)
     optimizer_rate = offload.report()["optimizer_elements"] / offload.report()["optimizer_s"]
     losses.clear()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    step_s = measure(step, device, options.steps)
+    step_s = measure_run(step, offload.wait_for_step, device, options.steps)
     offload.take_spans()
     step()
+    offload.wait_for_step()
     synchronize(device)
     report = offload.report()
     bound = max(
@@ -136,6 +148,9 @@ def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dic
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return {
         "row": name,
+        "prefetch": options.prefetch,
+        "offload_activations": options.offload_activations,
+        "overlap_forward": options.overlap_forward,
         "parameters": elements,
         "step_ms": 1000 * step_s,
         "compute_ms": 1000 * compute_s,
@@ -184,10 +199,11 @@ def draw(spans: list, title: str, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=["1.2b", "4b", "4b-large"])
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--prefetch", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--prefetch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--offload-activations", action="store_true")
+    for name in ("--offload-activations", "--overlap-forward"):
+        parser.add_argument(name, action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out")
     parser.add_argument("--trace")
     parser.add_argument("--picture")

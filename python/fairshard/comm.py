@@ -5,13 +5,19 @@ every run), and name the rank and the sizes when ranks disagree. They return a h
 results are valid after its ``wait()``.
 """
 
-from collections.abc import Iterable
-
-import torch
 import torch.distributed as dist
 
 from fairshard._core import comm as _core
-from fairshard._core.comm import ReduceOp, Work, all_gather, all_reduce, barrier, broadcast, reduce_scatter
+from fairshard._core.comm import (
+    ReduceOp,
+    Work,
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    broadcast_all,
+    reduce_scatter,
+)
 
 __all__ = [
     "Group",
@@ -45,15 +51,3 @@ class Group(_core.Group):
             raise ValueError("this process is not a member of the process group")
         super().__init__(process_group, timeout_s)
         self.process_group = process_group
-
-
-@torch.no_grad()
-def broadcast_all(group: Group, tensors: Iterable[torch.Tensor], root: int) -> None:
-    """Makes tensors of any strides those of ``root``, in place. Blocks."""
-    tensors = list(tensors)
-    copies = [tensor.detach().contiguous() for tensor in tensors]
-    works = [broadcast(group, copy, root) for copy in copies]
-    for tensor, copy, work in zip(tensors, copies, works, strict=True):
-        work.wait()
-        if copy.data_ptr() != tensor.data_ptr():
-            tensor.copy_(copy)

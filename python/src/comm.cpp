@@ -1,5 +1,6 @@
 // comm/ for Python: groups made from torch.distributed's, and the collectives.
 #include "bindings.h"
+#include <fairshard/comm/broadcast_all.h>
 #include <fairshard/comm/collectives.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -52,6 +53,9 @@ void init_comm(py::module_& module) {
         "Makes every rank's tensor the reduction of all.");
   m.def("broadcast", started(comm::broadcast), released, py::arg("group"), py::arg("tensor"),
         py::arg("root"), py::arg("label") = "", "Makes every rank's tensor that of root.");
+  m.def("broadcast_all", &comm::broadcast_all, released, py::arg("group"), py::arg("tensors"),
+        py::arg("root"), py::arg("label") = "",
+        "Makes every rank's tensors, of any strides, those of root, in place. Blocks.");
   m.def("all_gather", started(comm::all_gather), released, py::arg("group"), py::arg("output"),
         py::arg("input"), py::arg("label") = "", py::arg("bounds") = comm::Bounds(),
         "Puts all inputs into output, in rank order.");

@@ -118,6 +118,7 @@ void bind_worker(py::module_& m) {
       .def("zeros_like", &OptimizerWorker::zeros_like)
       .def("set_stepping", &OptimizerWorker::set_stepping)
       .def("wait", &OptimizerWorker::wait, released)
+      .def("wait_for_plans", &OptimizerWorker::wait_for_plans, released)
       .def("busy_s", &OptimizerWorker::busy_s, released)
       .def("elements", &OptimizerWorker::elements, released);
 }

@@ -179,7 +179,6 @@ void OffloadModel::move_buffers() {
 at::Tensor OffloadModel::forward(const at::Tensor& input) { return forward(Values{input}).at(0); }
 
 OffloadModel::Values OffloadModel::forward(const Values& inputs) {
-  wait_for_step();
   plan_step();
   const NoAutocastCache no_cache;
   std::vector<Values> parts = cut(inputs);
@@ -273,7 +272,11 @@ void OffloadModel::set_stepping(bool is_on) {
 }
 
 void OffloadModel::plan_step() {
-  if (!worker_ || !at::GradMode::is_enabled()) {
+  if (!worker_) {
+    return;
+  }
+  worker_->wait_for_plans();
+  if (!at::GradMode::is_enabled()) {
     return;
   }
   for (const auto& group : optimizer_->param_groups()) {

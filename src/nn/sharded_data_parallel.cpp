@@ -1,4 +1,4 @@
-#include <fairshard/comm/collectives.h>
+#include <fairshard/comm/broadcast_all.h>
 #include <fairshard/nn/sharded_data_parallel.h>
 
 #include <c10/util/Exception.h>
@@ -151,22 +151,7 @@ void DataParallelBase::before_forward() {
 }
 
 void DataParallelBase::sync_buffers(int root) {
-  const at::NoGradGuard no_grad;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  std::vector<comm::Work> works;
-  for (const auto& item : module_->named_buffers()) {
-    if (!item.value().defined()) {
-      continue;
-    }
-    copies.emplace_back(item.value(), item.value().contiguous());
-    works.push_back(comm::broadcast(group_, copies.back().second, root, "buffer " + item.key()));
-  }
-  for (size_t i = 0; i < works.size(); ++i) {
-    works[i].wait();
-    if (!copies[i].first.is_same(copies[i].second)) {
-      copies[i].first.copy_(copies[i].second);
-    }
-  }
+  comm::broadcast_all(group_, module_->buffers(), root, "buffers");
 }
 
 DataParallelBase::Join::Join(DataParallelBase& owner)

@@ -1,4 +1,4 @@
-#include <fairshard/comm/collectives.h>
+#include <fairshard/comm/broadcast_all.h>
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/fused.h>
 
@@ -23,22 +23,6 @@ std::vector<shard::Parameter> named_parameters(const torch::nn::Module& module) 
     result.push_back({item.key(), item.value()});
   }
   return result;
-}
-
-void broadcast_all(const comm::Group& group, const std::vector<at::Tensor>& tensors) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> copies;
-  std::vector<comm::Work> works;
-  for (const at::Tensor& tensor : tensors) {
-    copies.push_back(tensor.detach().contiguous());
-    works.push_back(comm::broadcast(group, copies.back(), 0, "rank 0's model"));
-  }
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    works[i].wait();
-    if (copies[i].const_data_ptr() != tensors[i].const_data_ptr()) {
-      tensors[i].copy_(copies[i]);
-    }
-  }
 }
 
 void zero_if_defined(const at::Tensor& tensor) {
@@ -102,8 +86,8 @@ SlowMoBase::SlowMoBase(comm::Group world, const outer::Nodes& nodes,
       TORCH_WARN(advice);
     }
   }
-  broadcast_all(world_, wrapped_->parameters());
-  broadcast_all(world_, wrapped_->buffers());
+  comm::broadcast_all(world_, wrapped_->parameters(), 0, "rank 0's parameters");
+  comm::broadcast_all(world_, wrapped_->buffers(), 0, "rank 0's buffers");
   synchroniser_ = std::make_unique<outer::Synchroniser>(
       nodes, named_parameters(*wrapped_),
       outer::settle_options(options.outer(), nodes.count(), options.auto_momentum()));
@@ -145,7 +129,7 @@ void SlowMoBase::take_new_parameters() {
     }
   }
   if (!added.empty()) {
-    broadcast_all(world_, tensors);
+    comm::broadcast_all(world_, tensors, 0, "rank 0's model");
     synchroniser_->add(added);
   }
 }

@@ -36,13 +36,19 @@ void Activations::begin() {
     }
     start_filling(static_cast<int64_t>(i));  // a graph that may still see its backward
     hold_until_filled(static_cast<int64_t>(i), current_stream(device_));
-    for (Value& value : slices_[i].values) {
-      if (value.host) {
-        spare_.push_back(std::move(value.host));
-      }
-    }
-    slices_[i].values.clear();
+    release(static_cast<int64_t>(i));
   }
+}
+
+void Activations::release(int64_t number) {
+  auto& values = slices_[number].values;
+  for (Value& value : values) {
+    if (value.host && !value.is_away) {
+      // Whoever writes to it next comes after the slice's computation, which has waited for it.
+      spare_.push_back(std::move(value.host));
+    }
+  }
+  std::erase_if(values, [](const Value& value) { return !value.is_away; });
 }
 
 int64_t Activations::cross(int64_t to, const std::vector<at::Tensor>& values) {

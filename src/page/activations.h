@@ -27,6 +27,8 @@ class Activations {
   int64_t cross(int64_t to, const std::vector<at::Tensor>& values);
   /// In backward: the slice's values come back.
   int64_t start_filling(int64_t number);
+  /// In backward: the slice has done with them. What nobody else holds is free for the next ones.
+  void release(int64_t number);
   /// The stream does nothing more before they are there.
   void hold_until_filled(int64_t slice, const c10::Stream& stream) const;
 

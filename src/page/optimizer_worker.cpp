@@ -9,7 +9,9 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
 
@@ -57,8 +59,8 @@ class OptimizerWorker::Threads {
 
   void add(size_t slice) {
     const std::lock_guard lock(mutex_);
-    slices_.push_back(slice);
-    ++open_slices_;
+    arrived_.push_back(slice);
+    open_.insert(slice);
     changed_.notify_all();
   }
 
@@ -74,12 +76,20 @@ class OptimizerWorker::Threads {
   }
 
   void wait() {
+    wait_until([this] { return open_.empty(); });
+    wait_for_plans();
+  }
+
+  /// What has gone wrong is for the next wait(): this may be called within a backward.
+  void wait_for(size_t slice) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return open_slices_ == 0; });
+    changed_.wait(lock, [this, slice] { return !open_.contains(slice); });
+  }
+
+  void wait_for_plans() {
+    wait_until([this] { return arrived_.empty() && !is_taking_; });
+    const std::lock_guard lock(mutex_);
     is_new_ = true;
-    if (error_) {
-      std::rethrow_exception(std::exchange(error_, nullptr));
-    }
   }
 
   double busy_s() {
@@ -110,16 +120,26 @@ class OptimizerWorker::Threads {
     int64_t end;
   };
 
+  template <typename Condition>
+  void wait_until(Condition condition) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, condition);
+    if (error_) {
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+  }
+
   void take_slices() {
     const at::NoGradGuard no_grad;
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [this] { return is_ending_ || !slices_.empty(); });
-      if (is_ending_) {
+      changed_.wait(lock, [this] { return is_ending_ || !arrived_.empty(); });
+      if (arrived_.empty()) {
         return;
       }
-      const size_t slice = slices_.front();
-      slices_.pop_front();
+      const size_t slice = arrived_.front();
+      arrived_.pop_front();
+      is_taking_ = true;
       lock.unlock();
       std::exception_ptr error;
       try {
@@ -128,11 +148,12 @@ class OptimizerWorker::Threads {
         error = std::current_exception();
       }
       lock.lock();
+      is_taking_ = false;
       if (error) {
         error_ = error;
-        --open_slices_;
-        changed_.notify_all();
+        open_.erase(slice);
       }
+      changed_.notify_all();
     }
   }
 
@@ -162,10 +183,12 @@ class OptimizerWorker::Threads {
       elements_ += target.parameter.numel();
     }
     work->open_chunks = chunks.size();
-    chunks_.insert(chunks_.end(), chunks.begin(), chunks.end());
-    changed_.notify_all();
     if (chunks.empty()) {
       finish(*work, lock);
+    } else {
+      auto& queue = chunks_[turn_of(slice)];
+      queue.insert(queue.end(), chunks.begin(), chunks.end());
+      changed_.notify_all();
     }
   }
 
@@ -174,9 +197,13 @@ class OptimizerWorker::Threads {
     pager_.mark_images(work.slice);
     pager_.record_span("optimizer", "slice " + std::to_string(work.slice), work.start);
     lock.lock();
-    --open_slices_;
+    open_.erase(work.slice);
     changed_.notify_all();
   }
+
+  /// See Note [Order of steps]. The common parameters, which have the last number, are needed at
+  /// once.
+  size_t turn_of(size_t slice) const { return slice == pager_.slices() ? 0 : slice + 1; }
 
   std::vector<StepTarget> targets_of(size_t slice) {
     std::vector<StepTarget> targets;
@@ -195,12 +222,16 @@ class OptimizerWorker::Threads {
   void take_chunks() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [this] { return is_ending_ || !chunks_.empty(); });
-      if (is_ending_) {
+      changed_.wait(lock, [this] { return (is_ending_ && open_.empty()) || !chunks_.empty(); });
+      if (chunks_.empty()) {
         return;
       }
-      const Chunk chunk = chunks_.front();
-      chunks_.pop_front();
+      const auto first = chunks_.begin();
+      const Chunk chunk = first->second.front();
+      first->second.pop_front();
+      if (first->second.empty()) {
+        chunks_.erase(first);
+      }
       lock.unlock();
       const auto start = std::chrono::steady_clock::now();
       step_range(*chunk.target, chunk.begin, chunk.end);
@@ -222,9 +253,12 @@ class OptimizerWorker::Threads {
   std::unordered_map<const c10::TensorImpl*, Plan> plans_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<size_t> slices_;
-  std::deque<Chunk> chunks_;
-  size_t open_slices_ = 0;
+  /// Slices whose gradients come; of those, whether one is being shared out; the chunks of slices
+  /// by turns; and all slices that are not yet done.
+  std::deque<size_t> arrived_;
+  bool is_taking_ = false;
+  std::map<size_t, std::deque<Chunk>> chunks_;
+  std::set<size_t> open_;
   double thread_s_ = 0;
   int64_t elements_ = 0;
   bool is_new_ = true;
@@ -237,9 +271,13 @@ OptimizerWorker::OptimizerWorker(std::shared_ptr<Pager> pager, int64_t threads)
     : pager_(std::move(pager)),
       threads_(std::make_unique<Threads>(*pager_, checked_threads(threads))) {
   set_stepping(true);
+  pager_->set_before_use([threads = threads_.get()](size_t slice) { threads->wait_for(slice); });
 }
 
-OptimizerWorker::~OptimizerWorker() { set_stepping(false); }
+OptimizerWorker::~OptimizerWorker() {
+  set_stepping(false);
+  pager_->set_before_use({});
+}
 
 void OptimizerWorker::plan(const at::Tensor& parameter, const StepOptions& options,
                            const StepState& state) {
@@ -264,6 +302,8 @@ void OptimizerWorker::set_stepping(bool is_on) {
 }
 
 void OptimizerWorker::wait() { threads_->wait(); }
+
+void OptimizerWorker::wait_for_plans() { threads_->wait_for_plans(); }
 
 double OptimizerWorker::busy_s() const { return threads_->busy_s(); }
 

@@ -206,6 +206,9 @@ void Pager::leave_with_gradients(size_t number) {
   PagedSlice& slice = *slices_[number];
   const bool is_any = slice.pack_gradients();
   leave(number);
+  if (streams_->activations && number != slices()) {
+    streams_->activations->release(static_cast<int64_t>(number));
+  }
   if (!is_any) {
     slice.deliver_gradients();
     return;
@@ -219,6 +222,7 @@ void Pager::leave_with_gradients(size_t number) {
   const auto slot = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& each) {
     return each.slice == static_cast<int64_t>(number);
   });
+  before_use_ ? before_use_(number) : void();  // of its gradients' memory, too
   slot->free.hold(streams_->out.stream());
   streams_->out.run([&] {
     const Moment start(streams_->out.stream(), true);
@@ -269,6 +273,7 @@ void Pager::fill(size_t number) {
   if (slot.slice != kNone) {
     slices_[slot.slice]->empty();
   }
+  before_use_ ? before_use_(number) : void();
   if (phase_ == Phase::kForward) {
     streams_->filled[number].wait();  // the image may still be on its way from the last pass
     slice.refresh_images();

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -25,10 +26,24 @@ at::Tensor square_norm(const at::Tensor& tensor) {
   const bool is_wide = c10::elementSize(values.scalar_type()) >= sizeof(float);
   if (values.is_cpu() && is_wide && values.is_contiguous()) {
     const at::Tensor flat = values.view(-1);  // by far the fastest there
-    return at::dot(flat, flat).to(at::kDouble);
+    return at::dot(flat, flat);
   }
   const auto dtype = is_wide ? values.scalar_type() : at::kFloat;
-  return at::linalg_vector_norm(values, 2, std::nullopt, false, dtype).to(at::kDouble).square();
+  return at::linalg_vector_norm(values, 2, std::nullopt, false, dtype).square();
+}
+
+/// There may be thousands of them, so that each costs as little as it can: they are added up all at
+/// once. Undefined if there are none.
+at::Tensor total(const std::vector<at::Tensor>& values) {
+  if (values.empty()) {
+    return {};
+  }
+  std::vector<at::Tensor> together;
+  together.reserve(values.size());
+  for (const auto& value : values) {
+    together.push_back(value.to(values[0].device()));
+  }
+  return at::stack(together).sum(at::kDouble);
 }
 
 void add(at::Tensor& sum, const at::Tensor& value) {
@@ -186,11 +201,11 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
       if (backwards_ == 0 || backwards_ == options_.accumulation()) {
         begin_step();
       }
-      arriving_.assign(sums_.size(), at::Tensor());
+      arriving_.assign(sums_.size(), {});
       scale_ = scale_of_backward();
       when_backward_ends([](Hooks& hooks) { hooks.end_backward(); });
     }
-    add(arriving_[group], square_norm(gradient));
+    arriving_[group].push_back(square_norm(gradient));
   }
 
   template <typename Function>
@@ -207,8 +222,9 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < sums_.size(); ++i) {
-      add(sums_[i], arriving_[i]);
+      add(sums_[i], total(arriving_[i]));
     }
+    arriving_.clear();
     if (++backwards_ == options_.accumulation()) {
       // Queued once more, to come after a reducer that has queued its own work in this backward.
       when_backward_ends([](Hooks& hooks) { hooks.measure(); });
@@ -218,19 +234,21 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
   void measure() {
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);
-    std::vector<at::Tensor> means(sums_.size());
+    std::vector<std::vector<at::Tensor>> means(sums_.size());
     at::Device device = at::kCPU;
     for (const auto& [parameter, gradient] : own_gradients_ ? own_gradients_() : share_of_grad()) {
       const auto found = groups_.find(parameter.unsafeGetTensorImpl());
       if (found != groups_.end()) {
-        add(means[found->second], square_norm(gradient));
+        means[found->second].push_back(square_norm(gradient));
       }
       device = gradient.device();
     }
     for (const auto& sum : sums_) {
       device = sum.defined() ? sum.device() : device;
     }
-    at::Tensor both = at::stack({joined(sums_, device), joined(means, device)});
+    std::vector<at::Tensor> totals(means.size());
+    std::transform(means.begin(), means.end(), totals.begin(), total);
+    at::Tensor both = at::stack({joined(sums_, device), joined(totals, device)});
     if (group_) {
       comm::all_reduce(*group_, both, comm::ReduceOp::kSum, "square norms of gradients").wait();
     }
@@ -278,7 +296,7 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
   std::vector<std::pair<at::Tensor, unsigned>> hooked_;
   /// Per parameter group, the square norms of this rank's own gradients: of the backward that runs
   /// now (which may yet fail), and of those since the last step.
-  std::vector<at::Tensor> arriving_;
+  std::vector<std::vector<at::Tensor>> arriving_;
   std::vector<at::Tensor> sums_;
   /// Of the loss whose gradients they are, if it was scaled.
   at::Tensor scale_;

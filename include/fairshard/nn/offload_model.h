@@ -67,13 +67,14 @@ class OffloadModel {
   Values forward(const Values& inputs);
 
   /// From now on every backward also steps, slice by slice, on the CPU while earlier slices
-  /// compute. Takes fairshard::AdamW, Adam and SGD, with their states and with the options that
-  /// they have at each forward; their step() finds no gradients and does nothing. The optimizer
-  /// must live as long as this.
+  /// compute, and while the first slices of the next forward do. Takes fairshard::AdamW, Adam and
+  /// SGD, with their states and with the options that they have at each forward; their step() finds
+  /// no gradients and does nothing. The optimizer must live as long as this.
   void step_in_backward(torch::optim::Optimizer& optimizer);
   /// While it is off, gradients add up, and are stepped by the next backward with it on.
   void set_stepping(bool is_on);
-  /// Returns when the parameters are stepped. forward() does so by itself.
+  /// Returns when the parameters are stepped: for whoever reads them. forward() waits by itself for
+  /// each slice that it comes to.
   void wait_for_step();
 
   page::PagerReport report() { return pager_->report(); }

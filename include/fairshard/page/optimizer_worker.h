@@ -1,6 +1,7 @@
 #pragma once
 // Steps slices on the CPU while the backward of earlier slices runs: as soon as a slice's gradients
-// are in host memory, its weights are stepped there.
+// are in host memory, its weights are stepped there. What is left when backward ends is stepped
+// while the next forward runs, which waits for each slice that it needs.
 
 #include <fairshard/page/pager.h>
 
@@ -39,11 +40,14 @@ struct StepState {
 
 /// Takes a pager's gradients. Options and states are given before a backward; the parameters'
 /// gradients stay empty.
+///
+/// Note [Order of steps]: gradients come from the last slice to the first, and the next forward
+/// needs the first slice first. So of all that has come, the first slice is stepped first.
 class OptimizerWorker {
  public:
   /// `threads` step at a time (0: all cores but two, which copies and kernel launches need).
   OptimizerWorker(std::shared_ptr<Pager> pager, int64_t threads);
-  /// Ends the threads after what they are doing.
+  /// Ends the threads when all that has arrived is stepped.
   ~OptimizerWorker();
   OptimizerWorker(const OptimizerWorker&) = delete;
   OptimizerWorker& operator=(const OptimizerWorker&) = delete;
@@ -59,6 +63,9 @@ class OptimizerWorker {
 
   /// Returns when all that has arrived is stepped. Throws what went wrong in doing so.
   void wait();
+  /// Returns when plans may change, because all that has arrived goes by those it had. Throws what
+  /// went wrong with that.
+  void wait_for_plans();
 
   /// Of the last backward: the time that a thread spent stepping, on average, and the elements.
   double busy_s() const;

@@ -85,6 +85,9 @@ class Pager : public std::enable_shared_from_this<Pager> {
   /// Gradients of slice number (slices: the common parameters) are given to `consumer` in the
   /// thread of backward, as soon as they are on their way, and not to the parameters.
   void set_consumer(std::function<void(size_t slice)> consumer) { consumer_ = std::move(consumer); }
+  /// Called before a slice's weights are read, or its gradients written: whoever has got gradients
+  /// of it before and changes the weights by them has done so when it returns.
+  void set_before_use(std::function<void(size_t slice)> call) { before_use_ = std::move(call); }
   /// Called at the end of every backward, when gradients are where they belong.
   void set_after_backward(std::function<void()> call) { after_backward_ = std::move(call); }
   /// For the consumer, in any thread: waits for the slice's gradients.
@@ -136,6 +139,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   std::vector<size_t> pending_;
   std::vector<bool> is_spilled_;
   std::function<void(size_t)> consumer_;
+  std::function<void(size_t)> before_use_;
   std::function<void()> after_backward_;
   PagerReport report_;
   Phase phase_ = Phase::kIdle;

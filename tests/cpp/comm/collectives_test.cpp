@@ -48,6 +48,34 @@ TEST_P(Ranks, AllReduceSumsInRankOrder) {
   });
 }
 
+TEST_P(Ranks, ManyTensorsAreBroadcastInFewMessages) {
+  const int ranks = GetParam();
+  launch_threads(ranks, [&](Group group) {
+    const auto make = [](int rank) {
+      return std::vector<at::Tensor>{numbers(rank, 6).view({2, 3}).t(),
+                                     numbers(rank, 3, at::kLong),
+                                     at::Tensor(),
+                                     numbers(rank, 100000),
+                                     numbers(rank, 100002).view({2, 50001}).t(),
+                                     numbers(rank, 1).squeeze(),
+                                     numbers(rank, 0),
+                                     numbers(rank, 5, at::kLong)};
+    };
+    const std::vector<at::Tensor> ours = make(group.rank());
+    const std::vector<at::Tensor> expected = make(ranks - 1);
+    const auto version = ours[0]._version();
+    const auto before = group.traffic().collectives;
+    broadcast_all(group, ours, ranks - 1, "many");
+    // the small floats, the integers, and two large ones
+    require(group.traffic().collectives - before == (ranks > 1 ? 4U : 0U), "not four messages");
+    require(ours[0]._version() == version, "autograd was told of a change");
+    for (size_t i = 0; i < ours.size(); ++i) {
+      require(!ours[i].defined() || ours[i].equal(expected[i]),
+              c10::str("tensor ", i, " is wrong"));
+    }
+  });
+}
+
 TEST_P(Ranks, ShiftBringsThePartOfTheRankAtADistance) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {

@@ -117,6 +117,23 @@ def test_bad_input():
     assert all(run_ranks(2, _bad_input))
 
 
+def _buffers(rank, world_size):
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model[0].running_mean.fill_(rank)
+    parallel = ShardedDataParallel(model, broadcast_buffers=False, sync_models_at_startup=False)
+    assert model[0].running_mean.eq(rank).all()
+    parallel.sync_buffers()
+    assert model[0].running_mean.eq(0).all()
+    parallel(torch.full((4, 3), float(rank)))
+    assert model[0].running_mean.eq(0.1 * rank).all()
+    parallel.sync_buffers(blocking=True)
+    return model[0].running_mean.eq(0).all() and model[0].num_batches_tracked == 1
+
+
+def test_buffers_are_made_those_of_rank_0():
+    assert all(run_ranks(2, _buffers))
+
+
 def _reduce_by_hand(rank, world_size):
     model = mlp()
     optimizer = OSS(model.parameters(), torch.optim.SGD, lr=0.1)

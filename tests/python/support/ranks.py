@@ -1,5 +1,6 @@
 """Ranks as real processes over Gloo, for tests: no port, loopback only, errors come back."""
 
+import multiprocessing
 import os
 import tempfile
 import traceback
@@ -8,6 +9,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+# Ranks are forked from a server that has imported what takes long, and has done nothing else.
+multiprocessing.set_forkserver_preload(["torch._dynamo", "fairshard.nn.data_parallel", "pytest"])
 
 
 def _run_rank(rank: int, world_size: int, folder: str, function: Callable, arguments: tuple) -> None:
@@ -31,5 +35,6 @@ def run_ranks(world_size: int, function: Callable, *arguments: object) -> list:
     Returns what each returned, in rank order. Raises if one of them fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_run_rank, args=(world_size, folder, function, arguments), nprocs=world_size)
+        arguments = (world_size, folder, function, arguments)
+        mp.start_processes(_run_rank, arguments, nprocs=world_size, start_method="forkserver")
         return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world_size)]

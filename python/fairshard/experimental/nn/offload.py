@@ -42,6 +42,9 @@ class OffloadModel(nn.Module):
         spill_dir: the folder of these files.
         prefetch: slices that are copied ahead of the one that computes.
         optimizer_threads: that step; 0 for all cores but two.
+        overlap_forward: with ``optimizer``, its ``step()`` does not wait: what is left to step is stepped while the
+            next forward runs. Whoever reads a parameter then calls :meth:`wait_for_step` first; ``state_dict()`` and
+            ``parameters()`` of this wrapper do so.
         offload_activations: with ``checkpoint_activation``, the inputs of slices wait for backward in host memory.
         record_spans: keeps times of compute, copies and steps, for :meth:`take_spans`.
     """
@@ -63,6 +66,7 @@ class OffloadModel(nn.Module):
         spill_dir: str | None = None,
         prefetch: int = 1,
         optimizer_threads: int = 0,
+        overlap_forward: bool = False,
         offload_activations: bool = False,
         record_spans: bool = False,
     ) -> None:
@@ -79,6 +83,8 @@ class OffloadModel(nn.Module):
             raise ValueError(f"num_slices is {num_slices}, but must be at least 1")
         if optimizer is not None:
             rule_of(optimizer)
+        elif overlap_forward:
+            raise ValueError("overlap_forward needs the option optimizer")
         is_list = isinstance(model, (list, tuple))
         model = nn.Sequential(*model) if is_list else model
         self._device = _page.checked_device(torch.device(device))
@@ -111,7 +117,10 @@ class OffloadModel(nn.Module):
         self._worker = None
         if optimizer is not None:
             self._worker = _page.OptimizerWorker(self._pager, optimizer_threads)
-            optimizer.register_step_pre_hook(lambda *_: self.wait_for_step())
+            if not overlap_forward:
+                optimizer.register_step_pre_hook(lambda *_: self.wait_for_step())
+            optimizer.register_state_dict_pre_hook(lambda *_: self.wait_for_step())
+            optimizer.register_load_state_dict_pre_hook(lambda *_: self.wait_for_step())
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
         self.model = model
@@ -143,7 +152,7 @@ class OffloadModel(nn.Module):
             self._worker.set_stepping(True)
 
     def wait_for_step(self) -> None:
-        """Returns when all parameters are stepped. ``optimizer.step()``, forward and ``state_dict()`` do so."""
+        """Returns when all parameters are stepped. ``optimizer.step()`` and ``state_dict()`` do so."""
         if self._worker is not None:
             self._worker.wait()
 
@@ -184,7 +193,8 @@ class OffloadModel(nn.Module):
         """A pass: everything that comes before, between and after what ``run`` does."""
         if self._is_running:
             raise RuntimeError("an offloaded model was called within its own forward")
-        self.wait_for_step()
+        if self._worker is not None:
+            self._worker.wait_for_plans()
         if self._worker is not None and torch.is_grad_enabled():
             plan_steps(self._worker, self._optimizer)
         # Casts of weights are not kept until the end of an autocast: they would be those of the whole model.

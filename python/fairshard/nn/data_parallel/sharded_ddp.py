@@ -98,7 +98,7 @@ class ShardedDataParallel(nn.Module):
             self._wait_for_parameters()
         if self._broadcast_buffers and self.training and self._sync and next(self.module.buffers(), None) is not None:
             root = self._join.announce(_Action.FORWARD).leader if self._join is not None else 0
-            comm.broadcast_all(self._comm, self.module.buffers(), root)
+            comm.broadcast_all(self._comm, [*self.module.buffers()], root)
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
@@ -129,7 +129,7 @@ class ShardedDataParallel(nn.Module):
         finally:
             self._set_join(None)
         if leader >= 0:
-            comm.broadcast_all(self._comm, self.module.buffers(), leader)
+            comm.broadcast_all(self._comm, [*self.module.buffers()], leader)
             if self._own_part is not None:  # ranks that joined early have not stepped since
                 self._own_part.broadcast(leader)
 
@@ -143,7 +143,7 @@ class ShardedDataParallel(nn.Module):
 
     def sync_buffers(self, blocking: bool = False) -> None:
         """Makes all ranks' buffers those of rank 0. Always blocks."""
-        comm.broadcast_all(self._comm, self.module.buffers(), 0)
+        comm.broadcast_all(self._comm, [*self.module.buffers()], 0)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Drops all gradients, also those that were reduced into this rank's share."""
@@ -210,7 +210,7 @@ class ShardedDataParallel(nn.Module):
         if said.action == _Action.NOTHING:
             return False
         if said.action == _Action.FORWARD:
-            comm.broadcast_all(self._comm, self.module.buffers(), said.leader)
+            comm.broadcast_all(self._comm, [*self.module.buffers()], said.leader)
         elif said.action == _Action.REDUCE:
             self._reducer.reduce()
         else:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairshard.experimental.nn.offload import OffloadModel
 from fairshard.optim.grad_scaler import ShardedGradScaler
@@ -225,6 +226,32 @@ def test_inputs_of_slices_may_wait_on_the_host(kind):
         assert offload.report()["bytes_out"] > without.report()["bytes_out"]
 
 
+class _Watched(nn.Module):
+    """Counts, whenever it is run again, which inputs of the blocks are still there."""
+
+    def __init__(self, inputs: list, counts: list) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self._inputs, self._counts = inputs, counts
+
+    def forward(self, x):
+        if len(self._inputs) < 8:
+            self._inputs.append(StorageWeakRef(x.untyped_storage()))
+        else:
+            self._counts.append(sum(not storage.expired() for storage in self._inputs))
+        return torch.tanh(self.layer(x))
+
+
+def test_activations_are_let_go_while_backward_runs():
+    inputs, counts = [], []
+    model = nn.Sequential(*[_Watched(inputs, counts) for _ in range(8)])
+    offload = OffloadModel(model, DEVICE, num_slices=8, checkpoint_activation=True, offload_activations=True)
+    offload(torch.randn(4, 8, device=DEVICE)).sum().backward()
+    assert len(counts) == 8
+    # block number n is run again when those after the next have done with theirs
+    assert all(left <= n + 2 for n, left in zip(range(7, -1, -1), counts, strict=True)), counts
+
+
 def test_two_forwards_before_a_backward_with_inputs_on_the_host():
     model = layers()
     plain = copy.deepcopy(model).to(DEVICE)
@@ -294,6 +321,7 @@ def test_an_error_in_a_pass_leaves_the_model_usable():
         ({"device_budget_bytes": 100}, "device_budget_bytes is 100"),
         ({"host_budget_bytes": 100}, "spill_dir"),
         ({"host_budget_bytes": 100, "spill_dir": "/nowhere"}, "'/nowhere'"),
+        ({"overlap_forward": True}, "overlap_forward needs the option optimizer"),
         ({"offload_activations": True}, "offload_activations needs checkpoint_activation"),
         ({"prefetch": -1}, "prefetch is -1"),
         ({"optimizer": torch.optim.RMSprop([torch.zeros(1)])}, "RMSprop"),
@@ -343,6 +371,28 @@ class TestStepInBackward:
         for number, state in theirs.items():
             same([ours[number][key] for key in state], state.values())
         assert offload.report()["optimizer_elements"] == sum(p.numel() for p in model.parameters())
+
+    @pytest.mark.parametrize("slices", [1, 3, 5])
+    def test_may_go_on_while_the_next_forward_runs(self, slices):
+        model = layers()
+        plain = Plain(copy.deepcopy(model), adamw)
+        optimizer = adamw(model.parameters())
+        offload = OffloadModel(model, DEVICE, num_slices=slices, optimizer=optimizer, overlap_forward=True)
+        schedules = [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in (optimizer, plain.optimizer)]
+        for step in range(STEPS):
+            loss = offload(data(step)).square().mean()
+            loss.backward()
+            optimizer.step()
+            theirs = plain.model(data(step)).square().mean()
+            plain.backward(theirs)
+            plain.step()
+            for schedule in schedules:
+                schedule.step()
+            same([loss.detach()], [theirs.detach()], step)
+        state = optimizer.state_dict()["state"]
+        for number, values in plain.optimizer.state_dict()["state"].items():
+            same([state[number][key] for key in values], values.values())
+        same(offload.parameters(), plain.host.parameters())
 
     def test_accumulates_within_no_step(self):
         model = layers()
