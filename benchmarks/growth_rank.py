@@ -59,7 +59,7 @@ def measure(make, tensors: int) -> dict:
     parallel, optimizer = make(model)
     wrapped = time.perf_counter() - start
     seconds: dict[str, list[float]] = {"forward": [], "backward": [], "step": [], "zero_grad": []}
-    for _ in range(WARM_UP + (20 if tensors < 10000 else 3)):
+    for _ in range(WARM_UP + max(2, min(20, 30000 // tensors))):
         clock = [time.perf_counter()]
         loss = parallel()
         clock.append(time.perf_counter())

@@ -39,6 +39,7 @@ class Report:
             "growth-ranks": self._growth_ranks,
             "checkpoints": self._checkpoints,
             "sharded-overheads": self._overheads,
+            "offload-peers": self._offload,
         }
         source = "growth" if name.startswith("growth") else name
         if source not in self.results:
@@ -111,6 +112,18 @@ class Report:
                     f"| {label} | {a['ms']:.1f} | {_range(a['rounds_ms'])} | {b['ms']:.1f} | {_range(b['rounds_ms'])} "
                     f"| {100 * (b['ms'] / a['ms'] - 1):+.1f} % |"
                 )
+        return "\n".join(rows) + "\n"
+
+    def _offload(self, name: str) -> str:
+        labels = {"device": "everything on the GPU", "ours": "**ours, OffloadModel**", "fsdp": "FSDP2, CPU offload"}
+        labels |= {"fairscale": "FairScale OffloadModel", "deepspeed": "DeepSpeed ZeRO-3 offload"}
+        rows = ["| | ms/step | range | GPU memory, GB |", "| --- | --- | --- | --- |"]
+        for found in self.results[name]["rows"]:
+            for system, row in found["systems"].items():
+                cells = f"{row['ms']:.0f} | {_range(row['rounds_ms'])} | {row['device_gb']:.1f}"
+                rows.append(f"| {found['row']}: {labels[system]} | {cells} |")
+            for system, reason in found["not_run"].items():
+                rows.append(f"| {found['row']}: {labels[system]} | not run: {reason.replace('|', '/')} | | |")
         return "\n".join(rows) + "\n"
 
     def _checkpoints(self, name: str) -> str:

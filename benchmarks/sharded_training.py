@@ -30,35 +30,36 @@ class Row:
     work: Work
     systems: list[str]
     link: str | None = None
+    #: Left out unless every row is wanted, for the sake of time.
+    long: tuple[str, ...] = ()
 
 
 _10M = Work("10m", ranks=2, batch=4, steps=6)
 _60M = Work("60m", ranks=2, batch=2, steps=4)
 _CONV = Work("conv", ranks=2, batch=4, steps=6)
 _LINK = ["ddp", "ddp+zero", "fairscale-sharded", "fsdp", "gradients", "overlap", "bf16-wire", "bf16-overlap"]
+_LONG = ("fairscale-ddp", "fsdp", "deepspeed-1", "deepspeed-2", "replicated", "optimizer", *CPP, *NARROW)
 
 
 def _on(work: Work, ranks: int) -> Work:
     return dataclasses.replace(work, ranks=ranks)
 
 
-#: The first ones are the main rows.
 ROWS = {
     "10m-2": Row(_10M, [*PEERS, *OURS, *CPP]),
-    "60m-2": Row(_60M, ["ddp", "ddp+zero", "fairscale-sharded", "fsdp-reshard", "gradients", "overlap"]),
-    "conv-2": Row(_CONV, [*PEERS, *OURS]),
+    "conv-2": Row(_CONV, [*PEERS, *OURS], long=("fairscale-ddp", "deepspeed-1")),
+    "60m-2": Row(_60M, [*PEERS, *OURS, *CPP, *NARROW], long=_LONG),
     "overheads": Row(_10M, ["sgd", "adascale", "gradients", "gradients-scaled", "ddp", "ddp-scaled"]),
     "10m-4": Row(_on(_10M, 4), [*PEERS, *OURS, *CPP]),
     "60m-4": Row(_on(_60M, 4), [*PEERS, *OURS, *CPP]),
     "conv-4": Row(_on(_CONV, 4), [*PEERS, *OURS]),
-    "60m-2-full": Row(_60M, [*PEERS, *OURS, *CPP, *NARROW]),
     "10m-2-1gbit": Row(_10M, _LINK, "1gbit"),
     "60m-2-1gbit": Row(_60M, _LINK, "1gbit"),
     "conv-2-1gbit": Row(_CONV, _LINK, "1gbit"),
     "tiny-2": Row(Work("tiny", ranks=2, batch=2, steps=2, rounds=1), [*PEERS, *OURS, *CPP]),
 }
-MAIN = ["10m-2", "60m-2", "conv-2", "overheads"]
-FULL = [name for name in ROWS if name not in ("tiny-2", "60m-2")]
+MAIN = ["10m-2", "conv-2", "60m-2", "overheads"]
+FULL = [name for name in ROWS if name != "tiny-2"]
 
 
 def measure(name: str, row: Row) -> dict:
@@ -89,18 +90,20 @@ def printed(figures: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=MAIN)
-    parser.add_argument("--full", action="store_true", help="every row")
-    parser.add_argument("--systems", nargs="*", choices=SYSTEMS, help="only these; writes no results")
+    parser.add_argument("--full", action="store_true", help="every row, with every system")
+    parser.add_argument("--systems", nargs="*", choices=SYSTEMS, help="only these")
+    parser.add_argument("--write", action="store_true", help="results, though not of all of the row's systems")
     for name in ("rounds", "steps", "batch"):
         parser.add_argument(f"--{name}", type=int, help="instead of the row's own; writes no results")
     options = parser.parse_args()
     changes = {key: value for key in ("rounds", "steps", "batch") if (value := getattr(options, key))}
     for name in FULL if options.full else options.rows:
         row = ROWS[name]
-        row = Row(dataclasses.replace(row.work, **changes), options.systems or row.systems, row.link)
+        systems = options.systems or [s for s in row.systems if options.full or s not in row.long]
+        row = Row(dataclasses.replace(row.work, **changes), systems, row.link)
         figures = measure(name, row)
         print(f"{name}\n{printed(figures)}", flush=True)
-        if not changes and not options.systems and name != "tiny-2":
+        if not changes and (not options.systems or options.write) and name != "tiny-2":
             print(machine.write(f"sharded-{name}", figures), file=sys.stderr)
 
 
