@@ -1,12 +1,13 @@
 # Thin: the work is in scripts/, CMake and pyproject.toml.
 #   TORCH=2.15.0    another torch than the pinned one      PYTHON=python3.12  another Python
+#   FULL=1          every row of make bench
 #   ARGS='...'      passed on to what the target runs      JOBS=4             parallel compilations
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 export TORCH PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build train docs test test-cpp test-python asan tsan fuzz lint format clean
+.PHONY: help setup build train docs test test-cpp test-python asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -41,6 +42,14 @@ fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 docs: ## make the reference of the C++ headers in build/docs (Doxygen)
 	@scripts/setup docs
 	@scripts/docs
+
+bench: build ## measure us and the peers (FULL=1: every row), and write docs/performance.md anew
+	@scripts/setup bench
+	@.venv-bench/bin/python benchmarks/run.py $(if $(FULL),--full) $(ARGS)
+
+bench-gpu: build ## the same for what needs a GPU
+	@scripts/setup bench
+	@.venv-bench/bin/python benchmarks/run.py --gpu $(ARGS)
 
 lint: ## check formatting, lint C++ and Python
 	@scripts/setup lint
