@@ -1,6 +1,6 @@
 #pragma once
-// The subcommands of the program `fairshard`, one file each. Each adds itself to the program and
-// runs when it was chosen.
+// The subcommands of the program `fairshard`, one file or folder each. Each adds itself to the
+// program and runs when it was chosen.
 
 namespace CLI {
 class App;
@@ -10,5 +10,8 @@ namespace fairshard::cli {
 
 void add_consolidate(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_report(CLI::App& app);
+void add_sample(CLI::App& app);
+void add_train(CLI::App& app);
 
 }  // namespace fairshard::cli

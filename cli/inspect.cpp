@@ -1,12 +1,11 @@
 // fairshard inspect: what a checkpoint holds, as a table.
 #include "commands.h"
 #include "folders.h"
+#include "table.h"
 #include <fairshard/store/reader.h>
 
 #include <CLI/CLI.hpp>
 
-#include <algorithm>
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -14,21 +13,6 @@
 
 namespace fairshard::cli {
 namespace {
-
-using Row = std::vector<std::string>;
-
-std::string readable(int64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto number = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (number >= 1024 && unit + 1 < std::size(kUnits)) {
-    number /= 1024;
-    ++unit;
-  }
-  char text[32];
-  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", number, kUnits[unit]);
-  return text;
-}
 
 std::string listed(const std::vector<int64_t>& numbers) {
   std::string text = "[";
@@ -48,23 +32,6 @@ std::string ranges(const store::StoredEntry& entry) {
   return text;
 }
 
-void print_table(const std::vector<Row>& rows) {
-  std::vector<size_t> widths(rows[0].size());
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
-    }
-  }
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += row[i];
-      line += i + 1 < row.size() ? std::string(widths[i] - row[i].size() + 2, ' ') : "";
-    }
-    std::cout << line << "\n";
-  }
-}
-
 void inspect(const std::string& directory, bool verify) {
   store::Reader reader(directory);
   const auto& manifest = reader.manifest();
@@ -75,15 +42,15 @@ void inspect(const std::string& directory, bool verify) {
         entry.layout.numel() * static_cast<int64_t>(c10::elementSize(entry.layout.dtype));
     total += bytes;
     rows.push_back({key, store::dtype_name(entry.layout.dtype), listed(entry.layout.sizes),
-                    readable(bytes), ranges(entry)});
+                    readable_bytes(bytes), ranges(entry)});
     if (verify) {
       reader.read(key);
     }
   }
   std::cout << directory << ": step " << manifest.step << ", " << manifest.world_size
-            << " rank(s), " << manifest.tensors.size() << " tensors, " << readable(total)
+            << " rank(s), " << manifest.tensors.size() << " tensors, " << readable_bytes(total)
             << (verify ? ", all checksums are good" : "") << "\n\n";
-  print_table(rows);
+  print_table(rows, std::cout);
   std::cout << "\n";
   for (const auto& [key, value] : manifest.values) {
     std::cout << key << " = " << value << "\n";

@@ -1,4 +1,4 @@
-// fairshard: tools around training runs.
+// fairshard: training, and tools around it.
 #include "commands.h"
 #include <fairshard/comm/reason.h>
 
@@ -7,10 +7,13 @@
 #include <iostream>
 
 int main(int argc, char** argv) {
-  CLI::App app("Tools around training with fairshard.", "fairshard");
+  CLI::App app("Training with fairshard, and tools around it.", "fairshard");
   app.require_subcommand(1);
   fairshard::cli::add_consolidate(app);
   fairshard::cli::add_inspect(app);
+  fairshard::cli::add_report(app);
+  fairshard::cli::add_sample(app);
+  fairshard::cli::add_train(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

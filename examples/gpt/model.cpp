@@ -1,5 +1,7 @@
 #include "gpt/model.h"
 
+#include <fairshard/nn/checkpoint.h>
+
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/init.h>
@@ -90,17 +92,28 @@ void GptImpl::initialize_() {
   }
 }
 
-torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
+torch::Tensor GptImpl::embed(const torch::Tensor& tokens) {
   const auto length = tokens.size(-1);
   TORCH_CHECK_VALUE(tokens.dim() == 2 && length <= options_.context(),
                     "Gpt: tokens must be {batch, length} with a length of at most ",
                     options_.context(), ", but are ", tokens.sizes());
   const auto positions = torch::arange(length, tokens.options());
-  auto hidden = token_embedding_(tokens) + position_embedding_(positions);
-  for (auto& block : blocks_) {
-    hidden = block(hidden);
-  }
+  return token_embedding_(tokens) + position_embedding_(positions);
+}
+
+torch::Tensor GptImpl::read_out(const torch::Tensor& hidden) {
   return at::linear(final_norm_(hidden), token_embedding_->weight);
+}
+
+torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
+  auto hidden = embed(tokens);
+  for (auto& block : blocks_) {
+    hidden = checkpoints_
+                 ? fairshard::checkpoint(
+                       [block](const at::Tensor& input) mutable { return block(input); }, hidden)
+                 : block(hidden);
+  }
+  return read_out(hidden);
 }
 
 torch::Tensor loss_of(const torch::Tensor& logits, const torch::Tensor& targets) {

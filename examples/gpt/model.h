@@ -1,7 +1,8 @@
 #pragma once
 // A byte-level, decoder-only GPT: tokens in, logits for each next token out.
 
-#include <torch/arg.h>
+#include "gpt/model_options.h"
+
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -12,17 +13,6 @@
 #include <vector>
 
 namespace gpt {
-
-struct GptOptions {
-  /// Different tokens; a byte has 256 values.
-  TORCH_ARG(int64_t, vocabulary) = 256;
-  TORCH_ARG(int64_t, layers) = 4;
-  /// Features per token; a multiple of `heads`.
-  TORCH_ARG(int64_t, width) = 128;
-  TORCH_ARG(int64_t, heads) = 4;
-  /// The longest sequence, in tokens.
-  TORCH_ARG(int64_t, context) = 128;
-};
 
 /// Attention and a two-layer perceptron, each on normalised input and added to it.
 class BlockImpl : public torch::nn::Module {
@@ -50,8 +40,19 @@ class GptImpl : public torch::nn::Module {
   /// not fit together.
   explicit GptImpl(const GptOptions& options);
 
+  const GptOptions& options() const { return options_; }
+
   /// int64 tokens {batch, length} to logits {batch, length, vocabulary}.
   torch::Tensor forward(const torch::Tensor& tokens);
+
+  /// Computes the activations of blocks again in backward, instead of keeping them.
+  void set_checkpoint_activation(bool is_on) { checkpoints_ = is_on; }
+
+  // What forward consists of: tokens are embedded, pass the blocks, and are read out.
+
+  torch::Tensor embed(const torch::Tensor& tokens);
+  std::vector<Block>& blocks() { return blocks_; }
+  torch::Tensor read_out(const torch::Tensor& hidden);
 
  private:
   void initialize_();
@@ -61,6 +62,7 @@ class GptImpl : public torch::nn::Module {
   torch::nn::Embedding position_embedding_;
   std::vector<Block> blocks_;
   torch::nn::LayerNorm final_norm_{nullptr};
+  bool checkpoints_ = false;
 };
 TORCH_MODULE(Gpt);
 

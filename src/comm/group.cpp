@@ -3,6 +3,7 @@
 #include "native.h"
 #include "state.h"
 #include <fairshard/comm/group.h>
+#include <fairshard/comm/waits.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -133,6 +134,10 @@ int Group::size() const { return state_->size; }
 Traffic Group::traffic() const {
   std::lock_guard lock(state_->mutex);
   return state_->traffic;
+}
+
+double waited_s(const Group& group) {
+  return std::chrono::duration<double>(group.state().progress.waited()).count();
 }
 
 std::string Group::backend_name(c10::DeviceType device) const {

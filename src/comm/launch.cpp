@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -59,6 +60,38 @@ class TemporaryFolder {
 
  private:
   std::filesystem::path path_;
+};
+
+/// While it lives, SIGTERM does not end this process: it can be read from a file descriptor.
+class HeldSigterm {
+ public:
+  HeldSigterm() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigprocmask(SIG_BLOCK, &signals, &before_);
+    event_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+  }
+  ~HeldSigterm() {
+    take();  // one that came too late would end the process now
+    close(event_);
+    release();
+  }
+  HeldSigterm(const HeldSigterm&) = delete;
+  HeldSigterm& operator=(const HeldSigterm&) = delete;
+
+  int event() const { return event_; }
+  /// Whether it has come since the last call.
+  bool take() const {
+    signalfd_siginfo info;
+    return read(event_, &info, sizeof(info)) > 0;
+  }
+  /// For a child, to which it is a signal as any other.
+  void release() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+  int event_ = -1;
 };
 
 // ThreadSanitizer may or may not have started a thread of its own.
@@ -172,8 +205,10 @@ class Children {
   Children& operator=(const Children&) = delete;
 
   void add(const Child& child) { children_.push_back(child); }
+  const HeldSigterm& sigterm() const { return sigterm_; }
 
-  /// Blocks until a rank has ended or the time is over; returns the one that ended.
+  /// Blocks until a rank has ended or the time is over; returns the one that ended. Meanwhile a
+  /// SIGTERM is passed on to all.
   Child* wait_for_one(int timeout_ms) {
     std::vector<pollfd> events;
     std::vector<Child*> running;
@@ -186,9 +221,16 @@ class Children {
     if (running.empty()) {
       return nullptr;
     }
+    events.push_back({sigterm_.event(), POLLIN, 0});
     while (poll(events.data(), events.size(), timeout_ms) < 0 && errno == EINTR) {
     }
-    for (size_t i = 0; i < events.size(); ++i) {
+    if (sigterm_.take()) {
+      for (const auto& child : children_) {
+        child.kill(SIGTERM);
+      }
+      return wait_for_one(timeout_ms);
+    }
+    for (size_t i = 0; i < running.size(); ++i) {
       if (events[i].revents != 0) {
         return running[i];
       }
@@ -227,6 +269,7 @@ class Children {
   }
 
  private:
+  HeldSigterm sigterm_;
   std::vector<Child> children_;
 };
 
@@ -251,6 +294,7 @@ void launch(int ranks, const RankFunction& fn, const LaunchOptions& options) {
     const pid_t pid = fork();
     TORCH_CHECK(pid >= 0, "launch: rank ", rank, " could not be started: ", std::strerror(errno));
     if (pid == 0) {
+      children.sigterm().release();
       run_child(rank, ranks, folder.file("store"), report[1], parent, fn, options);
     }
     close(report[1]);

@@ -13,12 +13,20 @@
 namespace fairshard::comm {
 
 struct Progress::Task final : Pending {
-  Task(const Call& call, std::shared_ptr<Operation> operation, Deadline deadline)
-      : call(call), operation(std::move(operation)), deadline(deadline) {}
+  Task(const Call& call, std::shared_ptr<Operation> operation, Deadline deadline,
+       std::shared_ptr<Waited> waited)
+      : call(call),
+        operation(std::move(operation)),
+        deadline(deadline),
+        waited(std::move(waited)) {}
 
   void wait() override {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return done; });
+    if (!done) {
+      const auto start = std::chrono::steady_clock::now();
+      changed.wait(lock, [&] { return done; });
+      add_to_waited(std::chrono::steady_clock::now() - start);
+    }
     if (!error.empty()) {
       C10_THROW_ERROR(DistBackendError, error);
     }
@@ -29,9 +37,17 @@ struct Progress::Task final : Pending {
     return done;
   }
 
+  /// An atomic duration has no addition of its own.
+  void add_to_waited(std::chrono::nanoseconds time) const {
+    auto before = waited->load();
+    while (!waited->compare_exchange_weak(before, before + time)) {
+    }
+  }
+
   const Call call;
   std::shared_ptr<Operation> operation;
   const Deadline deadline;
+  const std::shared_ptr<Waited> waited;
 
   mutable std::mutex mutex;
   std::condition_variable changed;
@@ -56,7 +72,7 @@ Progress::~Progress() {
 std::shared_ptr<Pending> Progress::submit(const Call& call, std::shared_ptr<Operation> operation,
                                           std::chrono::milliseconds timeout) {
   auto task = std::make_shared<Task>(call, std::move(operation),
-                                     std::chrono::steady_clock::now() + timeout);
+                                     std::chrono::steady_clock::now() + timeout, waited_);
   std::lock_guard lock(mutex_);
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { run(); });

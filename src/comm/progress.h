@@ -4,6 +4,7 @@
 #include "call.h"
 #include <fairshard/comm/work.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -42,8 +43,12 @@ class Progress {
   /// The first failure's message, or nothing.
   std::string failure() const;
 
+  /// How long callers have waited for what was submitted.
+  std::chrono::nanoseconds waited() const { return *waited_; }
+
  private:
   struct Task;
+  using Waited = std::atomic<std::chrono::nanoseconds>;
 
   void run();
   bool step(Task& task);
@@ -58,6 +63,8 @@ class Progress {
   std::vector<std::shared_ptr<Operation>> failed_;
   std::string failure_;
   bool stop_ = false;
+  /// Shared with tasks, which may outlive this.
+  std::shared_ptr<Waited> waited_ = std::make_shared<Waited>(std::chrono::nanoseconds(0));
   std::thread thread_;
 };
 

@@ -1,5 +1,6 @@
 // Collectives over Gloo, with ranks as threads, against sums taken here and against c10d's own.
 #include <fairshard/comm.h>
+#include <fairshard/comm/waits.h>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -265,6 +266,25 @@ TEST(Collectives, TrafficIsWhatTheBestAlgorithmSends) {
     require(sent([&] { all_reduce(group, whole).wait(); }) == 2 * 3 * 40000, "all_reduce");
     require(sent([&] { reduce_scatter(group, part, whole).wait(); }) == 3 * 40000, "scatter");
     require(sent([&] { all_gather(group, whole, part).wait(); }) == 3 * 40000, "all_gather");
+  });
+}
+
+TEST(Collectives, TimeIsCountedForThoseWhoWait) {
+  launch_threads(2, [](Group group) {
+    using Clock = std::chrono::steady_clock;
+    constexpr auto kLate = std::chrono::milliseconds(100);
+    barrier(group);
+    const double before = waited_s(group);
+    const auto start = Clock::now();
+    while (group.rank() == 1 && Clock::now() - start < kLate) {
+      // has other things to do
+    }
+    at::Tensor tensor = at::ones({10});
+    all_reduce(group, tensor).wait();
+    const double waited = waited_s(group) - before;
+    const double late = std::chrono::duration<double>(kLate).count();
+    require((waited > late / 2) == (group.rank() == 0),
+            c10::str("rank ", group.rank(), " has waited for ", waited, " s"));
   });
 }
 

@@ -170,6 +170,21 @@ int listening_to_the_network() {
   return count;
 }
 
+TEST(Launch, ASigtermIsPassedOnToAllRanks) {
+  launch(3, [](Group group) {
+    signal(SIGTERM, [](int) { _exit(0); });
+    barrier(group);  // all are ready for it
+    if (group.rank() == 1) {
+      kill(getppid(), SIGTERM);
+    }
+    poll(nullptr, 0, 20000);
+    TORCH_CHECK(false, "no signal has come");
+  });
+  sigset_t blocked;
+  sigprocmask(SIG_BLOCK, nullptr, &blocked);
+  EXPECT_EQ(sigismember(&blocked, SIGTERM), 0);
+}
+
 TEST(Launch, OpensNoPortToTheNetwork) {
   const int before = listening_to_the_network();
   Pipe pipe;

@@ -1,0 +1,79 @@
+// fairshard report: one HTML page of some runs.
+#include "../commands.h"
+#include "assets.h"
+#include "page_data.h"
+#include "run_log.h"
+
+#include <CLI/CLI.hpp>
+#include <c10/util/Exception.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+namespace fairshard::cli {
+namespace {
+
+using report::RunLog;
+
+/// The page's template with each {{name}} replaced, once: what is put in may have braces itself.
+std::string fill_template(const std::map<std::string_view, std::string_view>& values) {
+  std::string page;
+  std::string_view rest = report::kPageHtml;
+  for (size_t open = rest.find("{{"); open != std::string_view::npos; open = rest.find("{{")) {
+    const size_t close = rest.find("}}", open);
+    page += rest.substr(0, open);
+    page += values.at(rest.substr(open + 2, close - open - 2));
+    rest.remove_prefix(close + 2);
+  }
+  page += rest;
+  return page;
+}
+
+void write_file(const std::string& file, const std::string& text) {
+  std::ofstream stream(file, std::ios::binary);
+  stream << text;
+  stream.close();
+  TORCH_CHECK_VALUE(stream.good(), file,
+                    ": cannot be written: ", std::generic_category().message(errno));
+}
+
+void write_report(const std::vector<std::string>& files, const std::string& output) {
+  std::vector<RunLog> logs;
+  for (const auto& file : files) {
+    logs.push_back(report::read_run_log(file));
+    for (const auto& warning : logs.back().warnings) {
+      std::cerr << "fairshard: " << warning << "\n";
+    }
+  }
+  const auto data = report::page_data(logs);
+  write_file(output, fill_template({{"style", report::kPageCss},
+                                    {"library", report::kChartJs},
+                                    {"script", report::kPageJs},
+                                    {"data", data}}));
+  std::cout << output << ": " << logs.size() << (logs.size() == 1 ? " run" : " runs") << "\n";
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  struct Options {
+    std::vector<std::string> files;
+    std::string output = "report.html";
+  };
+  const auto options = std::make_shared<Options>();
+  auto* const command = app.add_subcommand(
+      "report", "Writes one HTML page that compares runs; no network is needed.");
+  command->add_option("LOG", options->files, "what 'fairshard train --log' wrote, one file per run")
+      ->required();
+  command->add_option("-o,--output", options->output, "the page to write")->capture_default_str();
+  command->callback([options] { write_report(options->files, options->output); });
+}
+
+}  // namespace fairshard::cli

@@ -1,0 +1,61 @@
+// Ranks that meet in every step: --shard.
+#include "optimizers.h"
+#include "strategy.h"
+
+#include <utility>
+
+namespace fairshard::cli::training {
+namespace {
+
+class DataParallelStrategy final : public Strategy {
+ public:
+  DataParallelStrategy(const comm::Group& group, const gpt::Gpt& model, const TrainOptions& options)
+      : group_(group),
+        mode_(mode_of(options)),
+        optimizer_(make_optimizer(group, model, options)),
+        parallel_(group, model, sharded(*optimizer_), parallel_options(mode_)) {}
+
+  at::Tensor forward(const at::Tensor& tokens) override { return parallel_.forward(tokens); }
+
+  void backward(const at::Tensor& loss, bool is_last) override {
+    // Whole gradients can wait for the last part. Sharded ones cannot: they would need the memory
+    // that sharding saves.
+    if (is_last || mode_ == DataParallelMode::kGradients) {
+      loss.backward();
+    } else {
+      const auto no_sync = parallel_.no_sync();
+      loss.backward();
+    }
+  }
+
+  at::Tensor evaluate(const at::Tensor& tokens) override {
+    const at::NoGradGuard no_grad;
+    return parallel_.module()->forward(tokens);
+  }
+
+  void zero_grad() override { parallel_.zero_grad(); }
+  void clip(double max_norm) override { clip_gradients(*optimizer_, max_norm); }
+  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
+
+  void add_to(Checkpoint& checkpoint) override {
+    checkpoint.add("model", *parallel_.module()).add("optimizer", *optimizer_);
+  }
+
+  MemoryUse memory_use() override { return memory_of(*optimizer_, mode_); }
+  std::vector<comm::Group> groups() const override { return {group_}; }
+
+ private:
+  comm::Group group_;
+  DataParallelMode mode_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  ShardedDataParallel<gpt::Gpt> parallel_;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_data_parallel(const comm::Group& group, const gpt::Gpt& model,
+                                             const TrainOptions& options) {
+  return std::make_unique<DataParallelStrategy>(group, model, options);
+}
+
+}  // namespace fairshard::cli::training

@@ -1,0 +1,104 @@
+// Nodes that train by themselves and come together now and then: --slowmo and --diloco.
+#include "optimizers.h"
+#include "strategy.h"
+#include <fairshard/nn/slowmo.h>
+
+#include <utility>
+
+namespace fairshard::cli::training {
+namespace {
+
+outer::WireFormat wire_of(const std::string& name) {
+  return name == "float32"    ? outer::WireFormat::kFloat32
+         : name == "bfloat16" ? outer::WireFormat::kBFloat16
+                              : outer::WireFormat::kInt8;
+}
+
+SlowMoOptions slowmo_options(const TrainOptions& options) {
+  constexpr double kDilocoRate = 0.7;
+  constexpr double kDilocoMomentum = 0.9;
+  const auto kind = options.diloco ? outer::OuterOptimizerKind::kNesterov
+                                   : outer::OuterOptimizerKind::kSlowMomentum;
+  const double usual_momentum =
+      options.diloco ? kDilocoMomentum : outer::suggested_momentum(options.nodes);
+  return SlowMoOptions().outer(
+      outer::OuterOptions()
+          .optimizer(kind)
+          .learning_rate(options.slowmo_lr.value_or(options.diloco ? kDilocoRate : 1.0))
+          .momentum(options.slowmo_momentum.value_or(usual_momentum))
+          .slow_frequency(options.slowmo_frequency)
+          .average_frequency(options.localsgd_frequency)
+          .fragments(options.fragments)
+          .delay(options.fragment_delay)
+          .wire(wire_of(options.wire)));
+}
+
+class NodesApartStrategy final : public Strategy {
+ public:
+  NodesApartStrategy(const comm::Group& group, const gpt::Gpt& model, const TrainOptions& options)
+      : group_(group),
+        parallel_(group, model, group.size() / options.nodes, slowmo_options(options)),
+        optimizer_(make_optimizer(group, model, options)) {}
+
+  at::Tensor forward(const at::Tensor& tokens) override { return parallel_.forward(tokens); }
+
+  void backward(const at::Tensor& loss, bool is_last) override {
+    if (is_last) {
+      loss.backward();
+    } else {
+      const auto no_sync = parallel_.no_sync();
+      loss.backward();
+    }
+  }
+
+  at::Tensor evaluate(const at::Tensor& tokens) override {
+    const at::NoGradGuard no_grad;
+    return parallel_.module()->forward(tokens);
+  }
+
+  void zero_grad() override { parallel_.zero_grad(); }
+  void clip(double max_norm) override { clip_gradients(*optimizer_, max_norm); }
+  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
+  void after_step() override { parallel_.perform_slowmo(*optimizer_); }
+  void finish() override { parallel_.average_parameters(); }
+
+  void add_to(Checkpoint& checkpoint) override {
+    checkpoint.add("slowmo", parallel_)
+        .add("model", *parallel_.module())
+        .add("optimizer", *optimizer_);
+  }
+
+  MemoryUse memory_use() override {
+    MemoryUse use = memory_of(*optimizer_, DataParallelMode::kReplicated);
+    if (outer_bytes_ < 0) {
+      outer_bytes_ = 0;
+      for (const auto& [name, tensor] : parallel_.state().tensors) {
+        outer_bytes_ += static_cast<int64_t>(tensor.nbytes());
+      }
+    }
+    use.optimizer += outer_bytes_;
+    return use;
+  }
+
+  std::vector<comm::Group> groups() const override {
+    const auto& nodes = parallel_.synchroniser().nodes();
+    return {group_, nodes.inside(), nodes.between()};
+  }
+  comm::Group steppers() const override { return parallel_.synchroniser().nodes().inside(); }
+
+ private:
+  comm::Group group_;
+  SlowMoDistributedDataParallel<gpt::Gpt> parallel_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  /// Of the outer optimizer's buffers, which stay the same; -1 until they are known.
+  int64_t outer_bytes_ = -1;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_nodes_apart(const comm::Group& group, const gpt::Gpt& model,
+                                           const TrainOptions& options) {
+  return std::make_unique<NodesApartStrategy>(group, model, options);
+}
+
+}  // namespace fairshard::cli::training

@@ -1,0 +1,105 @@
+#include "one_step.h"
+
+#include <fairshard/amp/autocast.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace fairshard::cli::training {
+namespace {
+
+/// Rises linearly in the first tenth of the steps, then falls along a cosine to a tenth.
+Schedule make_schedule(int64_t steps) {
+  const auto warm_up = std::clamp<int64_t>(steps / 10, 1, 100);
+  return warmup_schedule(warm_up, cosine_schedule(std::max<int64_t>(steps - warm_up, 1), 0.1));
+}
+
+}  // namespace
+
+Stepper::Stepper(const TrainOptions& options, Strategy& strategy, at::Device device,
+                 StepClock& clock)
+    : options_(options),
+      strategy_(strategy),
+      device_(device),
+      clock_(clock),
+      schedule_(make_schedule(options.steps)),
+      adascale_(dynamic_cast<AdaScaleBase*>(&strategy.optimizer())) {
+  if (options.amp == "fp16") {
+    scaler_.emplace(strategy.steppers());
+  }
+}
+
+at::Tensor Stepper::loss_of(const gpt::Batch& batch, bool trains) {
+  const bool is_mixed = !options_.amp.empty();
+  const Autocast autocast(device_.type(), options_.amp == "fp16" ? at::kHalf : at::kBFloat16,
+                          is_mixed);
+  const at::Tensor tokens = batch.tokens.to(device_);
+  const at::Tensor logits = trains ? strategy_.forward(tokens) : strategy_.evaluate(tokens);
+  return gpt::loss_of(logits, batch.targets.to(logits.device()));
+}
+
+double Stepper::evaluate(const gpt::Batch& batch) { return loss_of(batch, false).item<double>(); }
+
+/// Losses are divided by the number of parts, so that gradients add up to their mean.
+at::Tensor Stepper::train_on(const std::vector<gpt::Batch>& parts) {
+  at::Tensor sum;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    clock_.enter(Phase::kForward);
+    const at::Tensor mean = loss_of(parts[i], true);
+    const at::Tensor loss = parts.size() == 1 ? mean : mean / static_cast<double>(parts.size());
+    clock_.enter(Phase::kBackward);
+    strategy_.backward(scaler_ ? scaler_->scale(loss) : loss, i + 1 == parts.size());
+    sum = sum.defined() ? sum + loss.detach() : loss.detach();
+  }
+  return sum;
+}
+
+bool Stepper::step_optimizer() {
+  auto& optimizer = strategy_.optimizer();
+  if (scaler_ && options_.clip > 0) {
+    scaler_->unscale_(optimizer);
+  }
+  if (options_.clip > 0) {
+    strategy_.clip(options_.clip);
+  }
+  if (!scaler_) {
+    optimizer.step();
+    return true;
+  }
+  const bool has_stepped = scaler_->step(optimizer);
+  scaler_->update();
+  return has_stepped;
+}
+
+void Stepper::set_rate(double rate) {
+  for (auto& group : strategy_.optimizer().param_groups()) {
+    group.options().set_lr(rate);
+  }
+}
+
+int64_t Stepper::progress(int64_t steps_done) const {
+  return adascale_ ? static_cast<int64_t>(adascale_->meter().effective_steps().item<double>())
+                   : steps_done;
+}
+
+at::Tensor Stepper::step(BatchSource& source, StepRecord& record) {
+  record.lr = options_.lr * schedule_(progress(record.step - 1));
+  set_rate(record.lr);
+  strategy_.zero_grad();
+  clock_.enter(Phase::kData);
+  const auto parts = source.next();
+  const at::Tensor loss = train_on(parts);
+  clock_.enter(Phase::kOptimizer);
+  if (adascale_) {
+    record.gain = adascale_->meter().gain().item<double>();
+  }
+  if (scaler_) {
+    record.loss_scale = scaler_->get_scale();
+  }
+  record.is_skipped = !step_optimizer();
+  strategy_.after_step();
+  clock_.enter(Phase::kOther);
+  return loss;
+}
+
+}  // namespace fairshard::cli::training

@@ -1,0 +1,137 @@
+#include "optimizers.h"
+
+#include <fairshard/optim/adascale.h>
+#include <fairshard/optim/fused.h>
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+
+namespace fairshard::cli::training {
+namespace {
+
+using torch::optim::Optimizer;
+
+/// Smaller than the library's default, which would hold most of a small model in one bucket. A
+/// larger parameter has a bucket of its own.
+constexpr int64_t kBucketBytes = int64_t{256} << 10;
+constexpr int64_t kLargeModelBytes = int64_t{64} << 20;
+
+int64_t bucket_bytes(const gpt::Gpt& model) {
+  int64_t bytes = 0;
+  for (const auto& parameter : model->parameters()) {
+    bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  return bytes < kLargeModelBytes ? kBucketBytes : OssOptions().bucket_bytes();
+}
+
+torch::optim::AdamWOptions adamw_options(const TrainOptions& options) {
+  return torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
+}
+
+AdaScaleOptions adascale_options(const TrainOptions& options) {
+  return AdaScaleOptions().gain(scale::GainMeterOptions().accumulation(options.accumulate));
+}
+
+OssBase* as_sharded(Optimizer& optimizer) { return dynamic_cast<OssBase*>(&optimizer); }
+
+/// Gradients pass through buckets of whole parameters: those under way, and one that is being
+/// filled.
+int64_t most_bucket_bytes(const OssBase& optimizer, int buckets_in_flight) {
+  std::vector<int64_t> sizes;
+  for (const auto& part : optimizer.parts()) {
+    for (size_t i = 0; i < part->plan().buckets().size(); ++i) {
+      sizes.push_back(static_cast<int64_t>(part->bucket(i).nbytes()));
+    }
+  }
+  std::ranges::sort(sizes, std::ranges::greater());
+  int64_t bytes = 0;
+  for (size_t i = 0; i < sizes.size() && i <= static_cast<size_t>(buckets_in_flight); ++i) {
+    bytes += sizes[i];
+  }
+  return bytes;
+}
+
+}  // namespace
+
+DataParallelMode mode_of(const TrainOptions& options) {
+  return options.shard == "none"        ? DataParallelMode::kReplicated
+         : options.shard == "optimizer" ? DataParallelMode::kOptimizer
+                                        : DataParallelMode::kGradients;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::Gpt& model,
+                                          const TrainOptions& options) {
+  const auto rates = adamw_options(options);
+  const auto bytes = bucket_bytes(model);
+  const auto oss = OssOptions().bucket_bytes(bytes).first_bucket_bytes(kBucketBytes);
+  const bool is_whole = options.shard == "none";
+  if (options.adascale) {
+    const auto scaling = adascale_options(options);
+    if (is_whole) {
+      return std::make_unique<AdaScale<AdamW>>(group, scaling, model->parameters(), rates);
+    }
+    return std::make_unique<AdaScale<OSS<AdamW>>>(group, scaling, group, *model, rates, oss);
+  }
+  if (is_whole) {
+    return std::make_unique<AdamW>(model->parameters(), rates);
+  }
+  return std::make_unique<OSS<AdamW>>(group, *model, rates, oss);
+}
+
+DataParallelOptions parallel_options(DataParallelMode mode) {
+  return DataParallelOptions().mode(mode).bucket_bytes(kBucketBytes);
+}
+
+std::vector<std::reference_wrapper<OssBase>> sharded(Optimizer& optimizer) {
+  OssBase* const oss = as_sharded(optimizer);
+  return oss ? std::vector{std::ref(*oss)} : std::vector<std::reference_wrapper<OssBase>>();
+}
+
+void clip_gradients(Optimizer& optimizer, double max_norm) {
+  if (OssBase* const oss = as_sharded(optimizer)) {
+    oss->clip_grad_norm(max_norm);
+    return;
+  }
+  for (const auto& group : optimizer.param_groups()) {
+    torch::nn::utils::clip_grad_norm_(group.params(), max_norm);
+  }
+}
+
+int64_t state_bytes(Optimizer& optimizer) {
+  OssBase* const oss = as_sharded(optimizer);
+  std::vector<at::Tensor> tensors;
+  for (const auto& entry : (oss ? oss->base() : optimizer).state()) {
+    const auto& state = static_cast<const FusedState&>(*entry.second);
+    tensors.insert(tensors.end(), {state.average, state.square_average});
+  }
+  return storage_bytes(tensors);
+}
+
+MemoryUse memory_of(Optimizer& optimizer, DataParallelMode mode) {
+  std::vector<at::Tensor> weights;
+  std::vector<at::Tensor> gradients;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      weights.push_back(parameter);
+      gradients.push_back(parameter.grad());
+    }
+  }
+  MemoryUse use;
+  if (OssBase* const oss = as_sharded(optimizer)) {
+    for (const auto& part : oss->parts()) {
+      const auto own = part->gradient_memory();
+      gradients.insert(gradients.end(), own.begin(), own.end());
+    }
+    if (mode == DataParallelMode::kGradients) {
+      use.buckets = most_bucket_bytes(*oss, parallel_options(mode).buckets_in_flight());
+    }
+  }
+  use.weights = storage_bytes(weights);
+  use.gradients = storage_bytes(gradients);
+  use.optimizer = state_bytes(optimizer);
+  return use;
+}
+
+}  // namespace fairshard::cli::training

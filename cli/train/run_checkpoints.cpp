@@ -1,0 +1,82 @@
+#include "run_checkpoints.h"
+
+#include "../saved_gpt.h"
+#include <fairshard/store/directory.h>
+
+#include <c10/util/Exception.h>
+
+namespace fairshard::cli::training {
+
+RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& options,
+                               Strategy& strategy, ShardedGradScaler* scaler)
+    : folder_(options.save),
+      save_every_(options.save_every),
+      strategy_(strategy),
+      sizes_(options.model),
+      batch_(options.batch) {
+  if (folder_.empty()) {
+    return;
+  }
+  checkpoint_.emplace(group, folder_,
+                      CheckpointOptions().keep(options.keep).timeout_s(options.timeout_s));
+  strategy.add_to(*checkpoint_);
+  add_sizes(*checkpoint_, sizes_);
+  checkpoint_->add("run/batch", &batch_);
+  if (scaler) {
+    checkpoint_->add("scaler", *scaler);
+  }
+}
+
+std::optional<int64_t> RunCheckpoints::resume() {
+  const int64_t batch = batch_;
+  const auto report = checkpoint_ ? checkpoint_->load() : std::nullopt;
+  if (!report) {
+    return std::nullopt;
+  }
+  if (batch != batch_) {
+    TORCH_WARN("the run in ", folder_, " had --batch ", batch_, ", and goes on with ", batch,
+               ": its losses will not be those of the run that was not stopped");
+    batch_ = batch;
+  }
+  last_ = report->step;
+  return report->step;
+}
+
+void RunCheckpoints::start(int64_t step) {
+  finish();
+  strategy_.settle();
+  if (strategy_.can_copy_state()) {
+    checkpoint_->save_async(step);
+    under_way_ = step;
+  } else {
+    checkpoint_->save(step);
+    note(step);
+  }
+  last_ = step;
+}
+
+void RunCheckpoints::save(int64_t step) {
+  if (!checkpoint_) {
+    return;
+  }
+  finish();
+  if (last_ != step) {
+    strategy_.settle();
+    checkpoint_->save(step);
+    note(step);
+    last_ = step;
+  }
+}
+
+void RunCheckpoints::finish() {
+  checkpoint_->wait();
+  if (under_way_) {
+    note(*std::exchange(under_way_, std::nullopt));
+  }
+}
+
+void RunCheckpoints::note(int64_t step) {
+  complete_.push_back({step, folder_ + "/" + store::checkpoint_name(step)});
+}
+
+}  // namespace fairshard::cli::training
