@@ -21,6 +21,7 @@ train: build ## train a small byte-level GPT on two local ranks, and let it writ
 	@rm -rf build/train && mkdir build/train
 	@build/bin/fairshard train --ranks 2 --save build/train --log build/train/run.jsonl $(ARGS)
 	@build/bin/fairshard sample build/train --prompt 'def '
+	@build/bin/fairshard report build/train/run.jsonl -o build/train/report.html
 
 test: test-cpp test-python ## run every test
 
