@@ -1,12 +1,13 @@
 # Thin: the work is in scripts/, CMake and pyproject.toml.
 #   TORCH=2.15.0    another torch than the pinned one      PYTHON=python3.12  another Python
+#   FULL=1          every row of make bench
 #   ARGS='...'      passed on to what the target runs      JOBS=4             parallel compilations
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 export TORCH PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build train test test-cpp test-python asan tsan fuzz lint format clean
+.PHONY: help setup build train docs test test-cpp test-python asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -17,9 +18,9 @@ setup: ## install torch and the tools into .venv, C++ headers into .deps
 build: setup ## build the library, the programs (build/bin) and the Python extension
 	@scripts/build release $(JOBS)
 
-train: build ## train a small byte-level GPT on two local ranks, and let it write
+train: build ## train a small byte-level GPT on two local ranks, let it write, and make a report
 	@rm -rf build/train && mkdir build/train
-	@build/bin/fairshard train --ranks 2 --save build/train --log build/train/run.jsonl $(ARGS)
+	@build/bin/fairshard train --ranks 2 --steps 1000 --lr 2e-3 --save build/train --log build/train/run.jsonl $(ARGS)
 	@build/bin/fairshard sample build/train --prompt 'def '
 	@build/bin/fairshard report build/train/run.jsonl -o build/train/report.html
 
@@ -38,6 +39,18 @@ asan tsan: setup ## run the C++ tests under address+undefined or thread sanitize
 
 fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 	@scripts/fuzz 60 $(ARGS)
+
+docs: ## make the reference of the C++ headers in build/docs (Doxygen)
+	@scripts/setup docs
+	@scripts/docs
+
+bench: build ## measure us and the peers (FULL=1: every row), and write docs/performance.md anew
+	@scripts/setup bench
+	@.venv-bench/bin/python benchmarks/run.py $(if $(FULL),--full) $(ARGS)
+
+bench-gpu: build ## the same for what needs a GPU
+	@scripts/setup bench
+	@.venv-bench/bin/python benchmarks/run.py --gpu $(ARGS)
 
 lint: ## check formatting, lint C++ and Python
 	@scripts/setup lint

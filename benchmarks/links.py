@@ -1,6 +1,8 @@
-"""Two network namespaces joined by a link of a given rate, so that two local ranks are as two hosts."""
+"""Networks of their own for local ranks: two namespaces joined by a link of a given rate, as two hosts are, or one with
+a loopback that nobody else sends over, so that its counter counts the ranks' bytes only."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 
@@ -35,6 +37,31 @@ def slow_link(rate: str, names: tuple[str, str] = NAMES, delay: str | None = Non
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def cannot_make_links() -> str | None:
+    """Why this machine cannot have a slow link, or nothing."""
+    try:
+        with slow_link("1gbit", (f"fairshard-try{os.getpid()}", f"fairshard-peer{os.getpid()}")):
+            return None
+    except (RuntimeError, FileNotFoundError) as error:
+        return f"no network namespaces with a slow link here ({error})"
+
+
+@contextlib.contextmanager
+def private_loopback() -> Iterator[list[str]]:
+    """Gives the words in front of a command with a loopback of its own; none where the kernel does not permit it."""
+    name = f"fairshard-lo-{os.getpid()}"
+    try:
+        _make(name)
+        _run(f"ip netns exec {name} ip link set lo up")
+    except (RuntimeError, FileNotFoundError):
+        yield []
+        return
+    try:
+        yield ["ip", "netns", "exec", name]
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def _make(name: str) -> str:

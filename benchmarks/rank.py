@@ -1,6 +1,7 @@
 """One rank of a benchmark: trains with one system and writes what it measured."""
 
 import argparse
+import importlib
 import json
 import os
 import time
@@ -9,8 +10,23 @@ from pathlib import Path
 import memory
 import torch
 import torch.distributed as dist
-from gpt import Gpt
+from models import make_inputs, make_model
 from systems import SYSTEMS
+
+#: What torch loads at the first use of one thing or another.
+LAZY = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor")
+
+
+def warm_up() -> None:
+    """Has everything loaded and started that any training needs, so that it counts as no system's memory."""
+    for name in LAZY:
+        importlib.import_module(name)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.Linear(288, 8)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
 
 
 def sent_bytes(interface: str) -> int:
@@ -23,42 +39,40 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--interface", default="lo")
-    parser.add_argument("--model", default="60m")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--interface", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warmup", type=int, required=True)
+    parser.add_argument("--memory", type=int, required=True, help="1 if this run is for the figure of memory")
     options = parser.parse_args()
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.ranks))
-    os.environ["GLOO_SOCKET_IFNAME"] = options.interface
     store = dist.FileStore(str(options.folder / "store"), options.ranks)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
-
-    torch.manual_seed(0)
-    model = Gpt(options.model, options.length)
+    model = make_model(options.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    generator = torch.Generator().manual_seed(1 + options.rank)
-    texts = torch.randint(256, (options.batch, options.length + 1), generator=generator)
+    inputs = make_inputs(options.model, options.batch, options.rank)
+    system = SYSTEMS[options.system]
+    if options.memory:
+        warm_up()
+    for name in system.imports:
+        importlib.import_module(name)
+    memory.give_back()
     bare = memory.resident()
     memory.reset_peak()
 
-    parallel, optimizer = SYSTEMS[options.system](model)
+    training = system.make(model)
     times = []
     for step in range(options.warmup + options.steps):
         if step == options.warmup:
             dist.barrier()
             sent = sent_bytes(options.interface)
         start = time.perf_counter()
-        optimizer.zero_grad()
-        loss = parallel(texts)
-        loss.backward()
-        optimizer.step()
+        loss = training.train(*inputs)
         if step >= options.warmup:
             times.append(time.perf_counter() - start)
-    if hasattr(optimizer, "wait_for_parameters"):
-        optimizer.wait_for_parameters()
+    training.finish()
     dist.barrier()
     result = {
         "parameters": parameters,

@@ -1,127 +1,110 @@
-"""Sharded training against torch's own: step time, memory and bytes on the wire, in one interleaved run.
+"""Sharded training: ours and the peers', on the same work in one interleaved run.
 
-    python benchmarks/sharded_training.py                 # two ranks on this machine
-    sudo python benchmarks/sharded_training.py --link 1gbit --batch 4   # over a link of that rate
+    python benchmarks/sharded_training.py --rows 10m-2 conv-2
+    python benchmarks/sharded_training.py --rows 10m-2 --systems ddp gradients --rounds 1    # to try something
 
-Every system runs in fresh processes, in turn, for some rounds; times are medians over all rounds with their
-range, and count only if the systems' losses agree. Memory is the peak of resident memory over the bare
-model, in a run of its own in which freed blocks go back to the system at once; bytes are those that the network
-interface counted.
+Every system runs in fresh processes, in turn, for some rounds. A step's time is the median over a run's steps, on the
+slowest rank; the figure is the median over the rounds, and counts only if the final loss agrees with the
+others'. Memory is the peak of resident memory over the bare model, in a run of its own in which freed blocks go
+back to the system at once. Bytes are those that the network interface counted. One file of results for each row.
 """
 
 import argparse
-import contextlib
-import json
-import os
-import platform
-import statistics
-import subprocess
+import dataclasses
 import sys
-import tempfile
-from pathlib import Path
 
-import torch
-from links import slow_link
+import machine
+from harness import Place, Work, compare, run
+from links import cannot_make_links, private_loopback, slow_link
 from systems import SYSTEMS
 
-HERE = Path(__file__).parent
+TORCH = ["ddp", "ddp+zero"]
+PEERS = [*TORCH, "fairscale-ddp", "fairscale-sharded", "fsdp", "fsdp-reshard", "deepspeed-1", "deepspeed-2"]
+OURS = ["replicated", "optimizer", "gradients", "overlap"]
+CPP = ["cpp-replicated", "cpp-optimizer", "cpp-gradients"]
+NARROW = ["bf16-gradients", "bf16-wire"]
 
 
-def run(
-    system: str, prefixes: list[list[str]], interface: str, options: argparse.Namespace, is_for_memory: bool = False
-) -> list:
-    """Runs one system in fresh processes; returns every rank's figures."""
-    settings = {"system": system, "ranks": len(prefixes), "interface": interface}
-    settings |= {"model": options.model, "batch": options.batch, "steps": 2 if is_for_memory else options.steps}
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "1000000"} if is_for_memory else {}
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            subprocess.Popen(
-                [*prefix, sys.executable, HERE / "rank.py", f"--rank={rank}", f"--folder={folder}", *flags],
-                env={**os.environ, **malloc},
-            )
-            for rank, prefix in enumerate(prefixes)
-        ]
-        codes = [process.wait() for process in ranks]
-        if any(codes):
-            raise RuntimeError(f"{system}: ranks ended with {codes}")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(len(prefixes))]
+@dataclasses.dataclass(frozen=True)
+class Row:
+    work: Work
+    systems: list[str]
+    link: str | None = None
+    #: Left out unless every row is wanted, for the sake of time.
+    long: tuple[str, ...] = ()
 
 
-def summary(runs: list[list[dict]], memory_run: list[dict]) -> dict:
-    times = [statistics.median(ranks[0]["times"]) for ranks in runs]
-    ranks = runs[-1]
-    return {
-        "ms": [1e3 * value for value in (statistics.median(times), min(times), max(times))],
-        "memory": max(rank["peak"] - rank["bare"] for rank in memory_run),
-        "sent": ranks[0]["sent"],
-        "loss": statistics.mean(rank["loss"] for rank in ranks),
-        "parameters": ranks[0]["parameters"],
-    }
+_10M = Work("10m", ranks=2, batch=4, steps=6)
+_60M = Work("60m", ranks=2, batch=2, steps=4)
+_CONV = Work("conv", ranks=2, batch=4, steps=6)
+_LINK = ["ddp", "ddp+zero", "fairscale-sharded", "fsdp", "gradients", "overlap", "bf16-wire", "bf16-overlap"]
+_LONG = ("fairscale-ddp", "fsdp", "deepspeed-1", "deepspeed-2", "replicated", "optimizer", *CPP, *NARROW)
 
 
-def table(results: dict, ranks: int, alone: dict) -> str:
-    weights = 4 * alone["parameters"]
-    working = alone["peak"] - alone["bare"] - 3 * weights  # a forward and backward, besides gradients and states
-    bucket = 25 << 20
-    bound = 3 * weights / ranks + 2 * bucket + working
-    ideal = 2 * weights * (ranks - 1) / ranks
-    base = results["ddp"]["ms"][0]
-    lines = [
-        f"{alone['parameters'] / 1e6:.1f}M parameters, {ranks} ranks; MB",
-        f"{'':18s} {'ms/step':>8s} {'range':>15s} {'x ddp':>6s} {'memory':>8s} {'sent/step':>10s} {'loss':>8s}",
-    ]
-    for name, row in results.items():
-        median, low, high = row["ms"]
+def _on(work: Work, ranks: int) -> Work:
+    return dataclasses.replace(work, ranks=ranks)
+
+
+ROWS = {
+    "10m-2": Row(_10M, [*PEERS, *OURS, *CPP]),
+    "conv-2": Row(_CONV, [*PEERS, *OURS], long=("fairscale-ddp", "deepspeed-1")),
+    "60m-2": Row(_60M, [*PEERS, *OURS, *CPP, *NARROW], long=_LONG),
+    "overheads": Row(_10M, ["sgd", "adascale", "gradients", "gradients-scaled", "ddp", "ddp-scaled"]),
+    "10m-4": Row(_on(_10M, 4), [*PEERS, *OURS, *CPP]),
+    "60m-4": Row(_on(_60M, 4), [*PEERS, *OURS, *CPP]),
+    "conv-4": Row(_on(_CONV, 4), [*PEERS, *OURS]),
+    "10m-2-1gbit": Row(_10M, _LINK, "1gbit"),
+    "60m-2-1gbit": Row(_60M, _LINK, "1gbit"),
+    "conv-2-1gbit": Row(_CONV, _LINK, "1gbit"),
+    "tiny-2": Row(Work("tiny", ranks=2, batch=2, steps=2, rounds=1), [*PEERS, *OURS, *CPP]),
+}
+MAIN = ["10m-2", "conv-2", "60m-2", "overheads"]
+FULL = [name for name in ROWS if name != "tiny-2"]
+
+
+def measure(name: str, row: Row) -> dict:
+    if row.link and (reason := cannot_make_links()):
+        return {"work": dataclasses.asdict(row.work), "systems": {}, "not_run": {"all": reason}}
+    if row.link:
+        with slow_link(row.link) as prefixes:
+            figures = compare(row.systems, row.work, Place(prefixes, "veth0", is_shared=False))
+    else:
+        with private_loopback() as prefix:
+            figures = compare(row.systems, row.work, Place([prefix] * row.work.ranks))
+    # What one rank alone needs beside weights, gradients and states: for the formula of memory.
+    alone = run("alone", dataclasses.replace(row.work, ranks=1), Place([[]]), is_for_memory=True)[0]
+    return {"row": name, "link": row.link, **figures, "alone": alone["peak"] - alone["bare"]}
+
+
+def printed(figures: dict) -> str:
+    lines = [f"{'':18s} {'ms/step':>8s} {'range':>15s} {'memory':>8s} {'sent':>8s} {'loss':>8s}"]
+    for name, row in figures["systems"].items():
+        low, high = min(row["rounds_ms"]), max(row["rounds_ms"])
         lines.append(
-            f"{name:18s} {median:8.1f} {low:7.1f}-{high:7.1f} {median / base:6.3f} {row['memory'] / 1e6:8.1f} "
-            f"{row['sent'] / 1e6:10.1f} {row['loss']:8.5f}"
+            f"{name:18s} {row['ms']:8.1f} {low:7.1f}-{high:7.1f} {row['memory'] / 1e6:8.1f} {row['sent'] / 1e6:8.1f} "
+            f"{row['loss'][-1]:8.5f}"
         )
-    lines.append(
-        f"formula: (gradients + states)/N + two buckets + what one rank alone needs besides ({working / 1e6:.1f}) = "
-        f"{bound / 1e6:.1f}; 2 x weights x (N-1)/N = {ideal / 1e6:.1f} sent"
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"{name}: not run: {reason}" for name, reason in figures["not_run"].items())])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--model", default="60m", help="tiny, 10m or 60m")
-    parser.add_argument("--batch", type=int, default=2, help="sequences of 64 bytes per rank")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--link", help="join two ranks by a link of this rate, for instance 1gbit (needs root)")
-    parser.add_argument("--systems", nargs="*", default=[name for name in SYSTEMS if name != "alone"])
-    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=MAIN)
+    parser.add_argument("--full", action="store_true", help="every row, with every system")
+    parser.add_argument("--systems", nargs="*", choices=SYSTEMS, help="only these")
+    parser.add_argument("--write", action="store_true", help="results, though not of all of the row's systems")
+    for name in ("rounds", "steps", "batch"):
+        parser.add_argument(f"--{name}", type=int, help="instead of the row's own; writes no results")
     options = parser.parse_args()
-    if options.link and options.ranks != 2:
-        parser.error("--link joins two ranks")
-
-    local = contextlib.nullcontext([[] for _ in range(options.ranks)])
-    with slow_link(options.link) if options.link else local as prefixes:
-        interface = "veth0" if options.link else "lo"
-        alone = run("alone", [[]], "lo", options, is_for_memory=True)[0]
-        memory_runs = {name: run(name, prefixes, interface, options, is_for_memory=True) for name in options.systems}
-        runs: dict[str, list] = {name: [] for name in options.systems}
-        for round_number in range(options.rounds):
-            for name in options.systems:
-                runs[name].append(run(name, prefixes, interface, options))
-                print(f"round {round_number + 1}: {name}", file=sys.stderr, flush=True)
-    results = {name: summary(values, memory_runs[name]) for name, values in runs.items()}
-    if interface == "lo":
-        for row in results.values():
-            row["sent"] /= options.ranks  # the loopback counts what all ranks send
-    losses = [row["loss"] for name, row in results.items()]
-    if max(losses) - min(losses) > 0.01 * max(losses):
-        raise SystemExit(f"the systems' losses differ, so that their times mean nothing: {results}")
-    print(table(results, options.ranks, alone))
-    if options.out:
-        machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-        about = {"torch": torch.__version__, "python": platform.python_version(), "machine": machine}
-        settings = {key: value for key, value in vars(options).items() if key != "out"}
-        options.out.write_text(json.dumps({**about, "options": settings, "results": results}, indent=1) + "\n")
+    changes = {key: value for key in ("rounds", "steps", "batch") if (value := getattr(options, key))}
+    for name in FULL if options.full else options.rows:
+        row = ROWS[name]
+        systems = options.systems or [s for s in row.systems if options.full or s not in row.long]
+        row = Row(dataclasses.replace(row.work, **changes), systems, row.link)
+        figures = measure(name, row)
+        print(f"{name}\n{printed(figures)}", flush=True)
+        if not changes and (not options.systems or options.write) and name != "tiny-2":
+            print(machine.write(f"sharded-{name}", figures), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 Agreement::Agreement(const comm::Group& group, const at::Tensor& loss, bool asks_for_end)
     : ranks_(group.size()) {
@@ -21,4 +21,4 @@ Agreement::Result Agreement::wait() {
   return {numbers[0] / ranks_, numbers[1] > 0};
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

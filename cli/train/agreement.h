@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// It is under way while the next step computes, so that nobody waits for it: what a step's ranks
 /// agree on is known one step later.
@@ -29,4 +29,4 @@ class Agreement {
   comm::Work work_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 /// Steps that are prepared ahead.
@@ -52,7 +52,7 @@ std::vector<gpt::Batch> BatchSource::prepare(int64_t step) const {
   const int64_t windows = share_.windows_per_part();
   std::vector<gpt::Batch> parts;
   for (int64_t part = 0; part < share_.accumulate; ++part) {
-    const int64_t first = (part * share_.ranks + share_.rank) * windows;
+    const int64_t first = (share_.rank * share_.accumulate + part) * windows;
     parts.push_back(corpus_.sample(first, windows, {share_.seed, step}));
   }
   return parts;
@@ -70,4 +70,4 @@ std::vector<gpt::Batch> BatchSource::next() {
   return parts;
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -11,11 +11,10 @@
 #include <thread>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Which windows of a step's batch are whose. The batch of a step depends on the seed and the step
-/// alone; its windows are dealt out in order: to all ranks for their first part, then to all ranks
-/// for their second, and so on.
+/// alone; each rank has an even range of it, in order, and each of its parts an even range of that.
 struct BatchShare {
   uint64_t seed = 0;
   int64_t batch = 1;
@@ -51,4 +50,4 @@ class BatchSource {
   std::thread thread_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 /// Two options that exclude each other, and why.
@@ -126,4 +126,4 @@ std::optional<Refusal> find_contradiction(const TrainOptions& options, const IsG
   return find_bad_number(options, ranks);
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

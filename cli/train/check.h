@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Whether the user has given an option, by its name ("--shard").
 using IsGiven = std::function<bool(const std::string& name)>;
@@ -23,4 +23,4 @@ struct Refusal {
 std::optional<Refusal> find_contradiction(const TrainOptions& options, const IsGiven& is_given,
                                           int ranks);
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

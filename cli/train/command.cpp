@@ -19,7 +19,7 @@
 #include <memory>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 /// One line that says which rank has failed.
@@ -67,19 +67,22 @@ void run_training(const TrainOptions& options) {
 }
 
 }  // namespace
+}  // namespace fairshard::cli::training
+
+namespace fairshard::cli {
 
 void add_train(CLI::App& app) {
   struct Command {
-    TrainOptions options;
-    std::unique_ptr<TrainCommandLine> line;
+    training::TrainOptions options;
+    std::unique_ptr<training::TrainCommandLine> line;
   };
   const auto command = std::make_shared<Command>();
   auto* const added = app.add_subcommand(
       "train", "Trains a byte-level GPT on a text, on one rank or many, with what you choose.");
-  command->line = std::make_unique<TrainCommandLine>(*added, command->options);
+  command->line = std::make_unique<training::TrainCommandLine>(*added, command->options);
   added->callback([command] {
     command->line->finish();
-    run_training(command->options);
+    training::run_training(command->options);
   });
 }
 

@@ -14,7 +14,7 @@
 #include <limits>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 constexpr int64_t kMaxLocalRanks = 256;
@@ -271,4 +271,4 @@ void TrainCommandLine::list_options() {
   options_.listed = listed.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

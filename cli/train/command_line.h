@@ -9,7 +9,7 @@ namespace CLI {
 class App;
 }  // namespace CLI
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Gives the command all of its options, which are in place when its callback runs finish().
 class TrainCommandLine {
@@ -29,4 +29,4 @@ class TrainCommandLine {
   std::string config_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstring>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 /// In front of every block lies its size. As long as torch's own alignment, which it so keeps.
@@ -92,4 +92,4 @@ int64_t CountedMemory::peak_bytes() const {
   return stats.allocated_bytes[kAllSizes].peak;
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

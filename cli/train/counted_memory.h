@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// From now on the tensors of this process in host memory are counted. To be called once, at the
 /// start of the program. (CUDA's allocator counts by itself.)
@@ -24,4 +24,4 @@ class CountedMemory {
   c10::Device device_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 class DataParallelStrategy final : public Strategy {
@@ -58,4 +58,4 @@ std::unique_ptr<Strategy> make_data_parallel(const comm::Group& group, const gpt
   return std::make_unique<DataParallelStrategy>(group, model, options);
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -4,7 +4,7 @@
 
 #include <unordered_set>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 int64_t storage_bytes(const std::vector<at::Tensor>& tensors) {
   std::unordered_set<const void*> seen;
@@ -17,4 +17,4 @@ int64_t storage_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

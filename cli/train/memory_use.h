@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// In bytes. Kinds that begin with host_ are in host memory while another device computes, or
 /// beside what its allocator counts; all others are on the device that computes.
@@ -28,4 +28,4 @@ struct MemoryUse {
 /// The memory of tensors, each storage once.
 int64_t storage_bytes(const std::vector<at::Tensor>& tensors);
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

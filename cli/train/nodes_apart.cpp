@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 outer::WireFormat wire_of(const std::string& name) {
@@ -101,4 +101,4 @@ std::unique_ptr<Strategy> make_nodes_apart(const comm::Group& group, const gpt::
   return std::make_unique<NodesApartStrategy>(group, model, options);
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 std::optional<int64_t> signed_bytes(std::optional<uint64_t> bytes) {
@@ -160,4 +160,4 @@ std::unique_ptr<Strategy> make_offload(const comm::Group& group, const gpt::Gpt&
   return std::make_unique<OffloadStrategy>(group, model, options, device);
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

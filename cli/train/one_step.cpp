@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 /// Rises linearly in the first tenth of the steps, then falls along a cosine to a tenth.
@@ -102,4 +102,4 @@ at::Tensor Stepper::step(BatchSource& source, StepRecord& record) {
   return loss;
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

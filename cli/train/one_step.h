@@ -13,7 +13,7 @@
 #include <memory>
 #include <optional>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Batch, forward, backward and step, with mixed precision, clipping and learning rates. All but
 /// accessors is collective.
@@ -49,4 +49,4 @@ class Stepper {
   std::optional<ShardedGradScaler> scaler_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 using torch::optim::Optimizer;
@@ -134,4 +134,4 @@ MemoryUse memory_of(Optimizer& optimizer, DataParallelMode mode) {
   return use;
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

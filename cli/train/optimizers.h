@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// The optimizer that the options choose; an OssBase unless --shard is none.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const comm::Group& group,
@@ -38,4 +38,4 @@ MemoryUse memory_of(torch::optim::Optimizer& optimizer, DataParallelMode mode);
 /// What a fused optimizer keeps.
 int64_t state_bytes(torch::optim::Optimizer& optimizer);
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 struct TrainOptions {
   // The text and the model
@@ -86,4 +86,4 @@ struct TrainOptions {
   std::string listed = "{}";
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

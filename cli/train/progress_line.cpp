@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 constexpr int64_t kStepsPerLine = 10;
@@ -57,4 +57,4 @@ double ProgressLine::elapsed_s() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdint>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// The clock starts when it is made. Local, and cheap on ranks that never call show().
 class ProgressLine {
@@ -36,4 +36,4 @@ class ProgressLine {
   std::chrono::steady_clock::time_point start_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

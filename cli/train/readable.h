@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 inline std::string with_digits(double value, int digits) {
   std::array<char, 64> text{};
@@ -23,4 +23,4 @@ inline std::string readable_bytes(double bytes) {
   return with_digits(bytes, unit == 0 ? 0 : 2) + " " + kUnits[unit];
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

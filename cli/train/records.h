@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Where a step's time went, in seconds; all of it together is the step's.
 struct TimeSplit {
@@ -32,4 +32,4 @@ struct StepRecord {
   bool is_skipped = false;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -5,7 +5,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& options,
                                Strategy& strategy, ShardedGradScaler* scaler)
@@ -79,4 +79,4 @@ void RunCheckpoints::note(int64_t step) {
   complete_.push_back({step, folder_ + "/" + store::checkpoint_name(step)});
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Does nothing without --save. All calls are collective.
 class RunCheckpoints {
@@ -54,4 +54,4 @@ class RunCheckpoints {
   std::optional<int64_t> last_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

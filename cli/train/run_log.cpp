@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -120,4 +120,4 @@ void RunLog::end(int64_t step, double time_s, const std::string& reason) {
   write(Json{{"kind", "end"}, {"step", step}, {"time_s", time_s}, {"reason", reason}});
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// What the first line says.
 struct RunFacts {
@@ -48,4 +48,4 @@ class RunLog {
   std::ofstream file_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

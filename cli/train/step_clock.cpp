@@ -8,7 +8,7 @@
 #include <array>
 #include <utility>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 const char* name_of(Phase phase) {
@@ -93,4 +93,4 @@ int64_t StepClock::all_sent_bytes() const {
 
 int64_t StepClock::sent_bytes() const { return all_sent_bytes() - sent_before_; }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

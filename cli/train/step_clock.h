@@ -10,7 +10,7 @@
 #include <chrono>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 enum class Phase { kData, kForward, kBackward, kOptimizer, kOther };
 
@@ -53,4 +53,4 @@ class StepClock {
   TimeSplit split_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -2,7 +2,7 @@
 
 #include <torch/utils.h>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 std::unique_ptr<Strategy> make_strategy(const comm::Group& group, const TrainOptions& options,
                                         at::Device device) {
@@ -17,4 +17,4 @@ std::unique_ptr<Strategy> make_strategy(const comm::Group& group, const TrainOpt
                              : make_data_parallel(group, model, options);
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// What a pager has recorded; times count from `zero`.
 struct PagedSpans {
@@ -74,4 +74,4 @@ std::unique_ptr<Strategy> make_offload(const comm::Group& group, const gpt::Gpt&
 std::unique_ptr<Strategy> make_nodes_apart(const comm::Group& group, const gpt::Gpt& model,
                                            const TrainOptions& options);
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

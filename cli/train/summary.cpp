@@ -6,7 +6,7 @@
 #include <iomanip>
 #include <sstream>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 constexpr int kNameWidth = 18;
@@ -70,4 +70,4 @@ void print_summary(const RunSummary& summary, std::ostream& out) {
   out << "final validation loss " << with_digits(summary.last_loss, 4) << " nats/byte" << std::endl;
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

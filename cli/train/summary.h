@@ -7,7 +7,7 @@
 #include <ostream>
 #include <string>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 struct RunSummary {
   std::string mode;  ///< what is sharded, as --shard says it
@@ -23,4 +23,4 @@ struct RunSummary {
 
 void print_summary(const RunSummary& summary, std::ostream& out);
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 Termination::Termination() {
   sigset_t signals;
@@ -30,4 +30,4 @@ bool Termination::is_asked_for() {
   return is_asked_for_;
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

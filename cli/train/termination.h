@@ -3,7 +3,7 @@
 
 #include <csignal>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// While it lives, a SIGTERM to this process, or to a process forked since, waits to be asked for.
 /// To be made before the process has other threads: those started later leave the signal alone,
@@ -24,4 +24,4 @@ class Termination {
   bool is_asked_for_ = false;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <fstream>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 using Json = nlohmann::json;
@@ -108,4 +108,4 @@ void Timeline::write(const comm::Group& group, const std::string& path) const {
   TORCH_CHECK(file.good(), "the timeline cannot be written to ", path, ": ", std::strerror(errno));
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

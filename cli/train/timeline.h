@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Collects spans of one rank. Not thread-safe.
 class Timeline {
@@ -48,4 +48,4 @@ class Timeline {
   std::vector<Event> events_;
 };
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -24,7 +24,7 @@
 #include <iostream>
 #include <thread>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 torch::Device choose_device(const std::string& name, const comm::Environment& environment) {
@@ -307,4 +307,4 @@ void train(const comm::Group& group, const gpt::Corpus& corpus, const TrainOptio
   Trainer(group, corpus, options, termination, device).run();
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

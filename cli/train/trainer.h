@@ -7,7 +7,7 @@
 #include "termination.h"
 #include <fairshard/comm/group.h>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 
 /// Trains on this rank; rank 0 writes progress to standard error and a summary to standard output.
 /// The corpus has windows of the model's context. Collective: every rank of the group calls it with
@@ -15,4 +15,4 @@ namespace fairshard::cli {
 void train(const comm::Group& group, const gpt::Corpus& corpus, const TrainOptions& options,
            Termination& termination);
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace fairshard::cli {
+namespace fairshard::cli::training {
 namespace {
 
 constexpr int64_t kWindows = 256;
@@ -37,4 +37,4 @@ double validation_loss(const comm::Group& group, const gpt::Corpus& corpus, Step
   return (totals[0] / totals[1]).item<double>();
 }
 
-}  // namespace fairshard::cli
+}  // namespace fairshard::cli::training

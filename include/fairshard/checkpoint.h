@@ -19,6 +19,7 @@
 
 namespace fairshard {
 
+/// How many are kept, and how long ranks wait for each other.
 using CheckpointOptions = store::SaverOptions;
 using store::LoadReport;
 
@@ -36,6 +37,7 @@ using store::LoadReport;
 /// Python's fairshard.checkpoint uses the same keys, so that either loads what the other has saved.
 class Checkpoint {
  public:
+  /// `directory` is that of all of a run's checkpoints, which all ranks see. Local.
   Checkpoint(comm::Group group, const std::string& directory,
              const CheckpointOptions& options = {});
   /// For one process alone.
@@ -46,7 +48,9 @@ class Checkpoint {
   /// An OSS, or one of torch's or our own optimizers, with its state and options. Its parameters
   /// have the names that they have in the modules which were added.
   Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);
+  /// Its scale, and how long it has not changed.
   Checkpoint& add(const std::string& name, ShardedGradScaler& scaler);
+  /// Its step.
   Checkpoint& add(const std::string& name, LearningRate& rate);
   /// What a rank needs beside the model and the optimizer, which nodes have each their own: all
   /// parts are then saved for each node, and a run goes on with the same nodes and ranks only.
@@ -54,13 +58,16 @@ class Checkpoint {
   /// A tensor that all ranks have alike.
   Checkpoint& add(const std::string& name, const at::Tensor& tensor);
   /// A value, of which rank 0's is saved.
+  /// @{
   Checkpoint& add(const std::string& name, int64_t* value);
   Checkpoint& add(const std::string& name, double* value);
   Checkpoint& add(const std::string& name, bool* value);
   Checkpoint& add(const std::string& name, std::string* value);
+  /// @}
   /// The default generators of the CPU and of the GPUs that this process uses, of each rank. A rank
   /// that was not there when it was saved keeps its own.
   Checkpoint& add_rng(const std::string& name = "rng");
+  /// Something of your own.
   Checkpoint& add(const std::string& name, std::shared_ptr<CheckpointPart> part);
 
   /// Returns when the checkpoint is complete.
@@ -68,6 +75,7 @@ class Checkpoint {
   /// Returns when the state has been copied to host memory. The next save or wait() throws what
   /// the writing has met. Ending without wait() gives up what is under way.
   void save_async(int64_t step);
+  /// Returns when no save is under way; throws what the last one has met.
   void wait() { saver_.wait(); }
 
   /// Loads the newest complete checkpoint; nothing if there is none. Parts of it that were not

@@ -36,8 +36,17 @@ class Group(_core.Group):
     """The ranks of a torch.distributed process group (the default one if none is given).
 
     Collectives of one group must be started in the same order on all of its ranks. When one fails,
-    the group is broken, and every later call raises the first error. ``timeout_s`` bounds every
-    wait.
+    the group is broken, and every later call raises the first error.
+
+    Example::
+
+        group = Group()
+        work = all_reduce(group, tensor, ReduceOp.AVG)
+        work.wait()
+
+    Args:
+        process_group: any process group of torch.distributed (default: the world).
+        timeout_s: how long any wait may take before it ends in an error, in seconds.
     """
 
     def __init__(self, process_group: "dist.ProcessGroup | None" = None, timeout_s: float = 300) -> None:

@@ -27,7 +27,7 @@ void init_comm(py::module_& module) {
   py::module_ m = module.def_submodule("comm");
   const auto released = py::call_guard<py::gil_scoped_release>();
 
-  py::enum_<ReduceOp>(m, "ReduceOp")
+  py::enum_<ReduceOp>(m, "ReduceOp", "How values of ranks become one.")
       .value("SUM", ReduceOp::kSum)
       .value("AVG", ReduceOp::kAvg)
       .value("MIN", ReduceOp::kMin)
@@ -35,7 +35,7 @@ void init_comm(py::module_& module) {
 
   py::class_<Work, std::shared_ptr<Work>>(m, "Work", "A collective that has been started.")
       .def("wait", &Work::wait, released, "Blocks until the results are in place.")
-      .def("is_done", &Work::is_done);
+      .def("is_done", &Work::is_done, "Whether wait() would return or raise at once.");
 
   py::class_<Group, std::shared_ptr<Group>>(m, "Group")
       .def(py::init([](const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
@@ -43,10 +43,14 @@ void init_comm(py::module_& module) {
              return make_released<Group>(process_group, comm::GroupOptions().timeout_s(timeout_s));
            }),
            py::arg("process_group"), py::arg("timeout_s"))
-      .def_property_readonly("rank", &Group::rank)
-      .def_property_readonly("size", &Group::size)
-      .def_property_readonly("sent_bytes", [](const Group& g) { return g.traffic().sent_bytes; })
-      .def_property_readonly("collectives", [](const Group& g) { return g.traffic().collectives; });
+      .def_property_readonly("rank", &Group::rank, "This process's rank.")
+      .def_property_readonly("size", &Group::size, "How many ranks there are.")
+      .def_property_readonly(
+          "sent_bytes", [](const Group& g) { return g.traffic().sent_bytes; },
+          "Payload that this rank has sent, in bytes.")
+      .def_property_readonly(
+          "collectives", [](const Group& g) { return g.traffic().collectives; },
+          "How many collectives this rank has started.");
 
   m.def("all_reduce", started(comm::all_reduce), released, py::arg("group"), py::arg("tensor"),
         py::arg("op") = ReduceOp::kSum, py::arg("label") = "",

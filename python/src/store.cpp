@@ -97,9 +97,10 @@ void bind_loading(py::module_& m) {
       .def("read", py::overload_cast<const std::string&>(&Reader::read), released);
 
   py::class_<LoadReport>(m, "LoadReport", "What was loaded, and which keys did not fit.")
-      .def_readonly("step", &LoadReport::step)
-      .def_readonly("missing", &LoadReport::missing)
-      .def_readonly("unexpected", &LoadReport::unexpected);
+      .def_readonly("step", &LoadReport::step, "The step that was saved.")
+      .def_readonly("missing", &LoadReport::missing, "Asked for, but not in the checkpoint.")
+      .def_readonly("unexpected", &LoadReport::unexpected,
+                    "In a part of the checkpoint that was asked for, but not asked for.");
 
   py::class_<LoadPlan>(m, "LoadPlan", "Requests that are looked at together, then carried out.")
       .def(py::init<Reader&, int, int>(), py::keep_alive<1, 2>(), py::arg("reader"),

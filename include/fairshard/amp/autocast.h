@@ -20,6 +20,8 @@ namespace fairshard {
 ///   loss.backward();
 class Autocast {
  public:
+  /// `device` is the CPU or CUDA, `dtype` float16 or bfloat16. With `enabled` false it turns an
+  /// enclosing one off.
   explicit Autocast(c10::DeviceType device, std::optional<c10::ScalarType> dtype = std::nullopt,
                     bool enabled = true);
   ~Autocast();

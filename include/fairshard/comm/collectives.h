@@ -12,6 +12,7 @@
 
 namespace fairshard::comm {
 
+/// How values of ranks become one.
 enum class ReduceOp { kSum, kAvg, kMin, kMax };
 
 /// How a tensor is divided among N ranks: rank r has the elements from bounds[r] to bounds[r + 1].

@@ -9,15 +9,16 @@ namespace fairshard::comm {
 
 /// How ranks meet, as told by a launcher's environment variables.
 struct Environment {
-  int rank = 0;
-  int world_size = 1;
+  int rank = 0;              ///< from 0 to world_size - 1
+  int world_size = 1;        ///< how many ranks there are
   int local_rank = 0;        ///< rank among those on this machine
   int local_world_size = 1;  ///< how many ranks are on this machine
 
   /// Ranks meet in this file (one machine) if set, else at master_addr:master_port.
   std::string store_file;
+  /// The host that serves the store.
   std::string master_addr;
-  int master_port = 0;
+  int master_port = 0;  ///< see master_addr
   /// torchrun's agent serves the store at master_addr:master_port, so that no rank has to.
   bool agent_serves_store = false;
   /// Keeps the keys of torchrun's restarts apart.
@@ -26,6 +27,7 @@ struct Environment {
   /// Who set the variables: "launch", "torchrun", "Open MPI", "Slurm" or "none" (one rank alone).
   std::string origin = "none";
 
+  /// Whether loopback is enough.
   bool is_one_machine() const { return local_world_size == world_size; }
 };
 

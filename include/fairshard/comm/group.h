@@ -19,6 +19,7 @@ class Store;
 
 namespace fairshard::comm {
 
+/// What a Group is made with.
 struct GroupOptions {
   // Behaviour
   /// How long any wait may take before it ends in an error, in seconds.
@@ -28,8 +29,8 @@ struct GroupOptions {
 /// Payload that this rank has sent since the group was made, in bytes, and in how many collectives.
 /// For backends that move the data themselves (NCCL) it is what the best algorithm must send.
 struct Traffic {
-  uint64_t sent_bytes = 0;
-  uint64_t collectives = 0;
+  uint64_t sent_bytes = 0;   ///< without the headers of messages
+  uint64_t collectives = 0;  ///< started
 };
 
 /// Ranks that communicate: a shared handle on a c10d process group. All Groups on one process group
@@ -43,14 +44,19 @@ class Group {
   explicit Group(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                  const GroupOptions& options = {});
 
+  /// This process's, from 0 to size() - 1; -1 if it is not in the group.
   int rank() const;
+  /// How many ranks there are.
   int size() const;
+  /// How long any wait may take.
   std::chrono::milliseconds timeout() const { return timeout_; }
+  /// What this rank has sent since the group was made.
   Traffic traffic() const;
 
   /// The name of the c10d backend that moves tensors of this device type, for instance "gloo".
   std::string backend_name(c10::DeviceType device) const;
 
+  /// For what c10d does that is not here.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
 
   /// A group of some of these ranks, given by their ranks in this group in ascending order.
@@ -63,6 +69,7 @@ class Group {
   c10::intrusive_ptr<c10d::Store> new_store(const std::string& purpose) const;
 
   struct State;
+  /// For our own sources.
   State& state() const { return *state_; }
 
  private:

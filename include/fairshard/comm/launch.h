@@ -12,6 +12,7 @@ namespace fairshard::comm {
 /// A rank ended with an exception, an exit code or a signal.
 class LaunchError : public std::runtime_error {
  public:
+  /// `reason` is what the rank has said, or how it ended.
   LaunchError(int rank, int ranks, const std::string& reason)
       : std::runtime_error("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ": " +
                            reason),
@@ -28,6 +29,7 @@ class LaunchError : public std::runtime_error {
   std::string reason_;
 };
 
+/// What launch() and launch_threads() are given.
 struct LaunchOptions {
   // Behaviour
   /// The timeout of the ranks' group, in seconds.
@@ -40,11 +42,12 @@ struct LaunchOptions {
   TORCH_ARG(int, threads) = 0;
 };
 
+/// What a rank does, with the group of all ranks.
 using RankFunction = std::function<void(Group)>;
 
 /// Runs `fn` in `ranks` child processes, each with the group of all of them, which meet in a
 /// private file and speak over loopback only. Returns when all have ended well; throws LaunchError
-/// when one has not, after ending the others. Children die with their parent. Blocks.
+/// when one has not, after ending the others. Children get its SIGTERM and die with it. Blocks.
 ///
 /// Call it before the process has started threads of its own (before the first large tensor
 /// operation, and before CUDA is used): a forked child has none of them, and this is checked.

@@ -10,7 +10,9 @@ namespace fairshard::comm {
 class Pending {
  public:
   virtual ~Pending() = default;
+  /// See Work::wait().
   virtual void wait() = 0;
+  /// See Work::is_done().
   virtual bool is_done() const = 0;
 };
 
@@ -19,6 +21,7 @@ class Pending {
 class Work {
  public:
   Work() = default;
+  /// For backends.
   Work(std::shared_ptr<void> group, std::shared_ptr<Pending> pending)
       : group_(std::move(group)), pending_(std::move(pending)) {}
 

@@ -15,6 +15,7 @@
 
 namespace fairshard {
 
+/// What an OffloadModel is made with.
 struct OffloadOptions {
   // Behaviour
   /// The device that computes.
@@ -32,10 +33,15 @@ struct OffloadOptions {
   TORCH_ARG(bool, offload_activations) = false;
 
   // Performance; see page::PagerOptions.
+  /// Slices that are copied ahead of the one that computes.
   TORCH_ARG(int64_t, prefetch) = 1;
+  /// Device memory for weights.
   TORCH_ARG(std::optional<int64_t>, device_budget_bytes);
+  /// Host memory for weights and gradients; slices beyond it lie in files in spill_dir.
   TORCH_ARG(std::optional<int64_t>, host_budget_bytes);
+  /// The folder of these files.
   TORCH_ARG(std::string, spill_dir);
+  /// Keeps times of all that is done.
   TORCH_ARG(bool, record_spans) = false;
   /// That step, with step_in_backward(); 0: all cores but two.
   TORCH_ARG(int64_t, optimizer_threads) = 0;
@@ -43,8 +49,11 @@ struct OffloadOptions {
 
 /// A part of a model that runs after the one before it, with all that it returns.
 struct OffloadBlock {
+  /// What goes from one block to the next.
   using Values = std::vector<at::Tensor>;
+  /// Whose parameters and buffers the block uses.
   std::shared_ptr<torch::nn::Module> module;
+  /// What it does.
   std::function<Values(const Values&)> forward;
 };
 
@@ -57,13 +66,18 @@ struct OffloadBlock {
 ///   optimizer.step();
 class OffloadModel {
  public:
+  /// What blocks take and give.
   using Values = OffloadBlock::Values;
 
+  /// Its modules are the blocks. Throws before anything has changed.
   explicit OffloadModel(const torch::nn::Sequential& model, const OffloadOptions& options = {});
+  /// For a model of any other kind.
   explicit OffloadModel(std::vector<OffloadBlock> blocks, const OffloadOptions& options = {});
   ~OffloadModel();
 
+  /// Runs all blocks. What comes in may be on any device; what comes out is on that which computes.
   at::Tensor forward(const at::Tensor& input);
+  /// The same for blocks that take or give several tensors.
   Values forward(const Values& inputs);
 
   /// From now on every backward also steps, slice by slice, on the CPU while earlier slices
@@ -77,7 +91,9 @@ class OffloadModel {
   /// each slice that it comes to.
   void wait_for_step();
 
+  /// What is where, and what was moved since the last forward began.
   page::PagerReport report() { return pager_->report(); }
+  /// What does the work.
   page::Pager& pager() { return *pager_; }
 
  private:

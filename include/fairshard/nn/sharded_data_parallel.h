@@ -20,6 +20,7 @@
 
 namespace fairshard {
 
+/// What every rank holds, and what it holds only its share of.
 enum class DataParallelMode {
   /// Plain data parallelism: averaged gradients in .grad, one whole optimizer on every rank.
   kReplicated,
@@ -29,8 +30,10 @@ enum class DataParallelMode {
   kGradients,
 };
 
+/// What a ShardedDataParallel is made with.
 struct DataParallelOptions {
   // Behaviour
+  /// Which gradients a rank gets.
   TORCH_ARG(DataParallelMode, mode) = DataParallelMode::kGradients;
   /// Rank 0's buffers (BatchNorm's running means, say) go to all ranks before a forward in
   /// training.
@@ -41,6 +44,7 @@ struct DataParallelOptions {
   // Performance
   /// For the replicated mode; otherwise the OSS has set it.
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  /// How many buckets may be under way at once. Each needs its own memory.
   TORCH_ARG(int, buckets_in_flight) = 2;
   /// The dtype in which gradients travel, for instance at::kBFloat16. Sums are taken in float32
   /// over Gloo.
@@ -58,6 +62,7 @@ class DataParallelBase {
   /// it reduces the sum. Ends with its scope, also by an exception.
   class NoSync {
    public:
+    /// See no_sync().
     explicit NoSync(DataParallelBase& owner) : owner_(owner) { owner_.reducer_->set_sync(false); }
     ~NoSync() { owner_.reducer_->set_sync(true); }
     NoSync(const NoSync&) = delete;
@@ -66,6 +71,7 @@ class DataParallelBase {
    private:
     DataParallelBase& owner_;
   };
+  /// Begins it. The same on all ranks.
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   /// Around a training loop of which ranks may do different numbers of rounds. A rank whose loop
@@ -74,6 +80,7 @@ class DataParallelBase {
   /// everywhere. Steps, clipping and reductions may stand in the loop; other collectives may not.
   class Join {
    public:
+    /// See join().
     explicit Join(DataParallelBase& owner);
     /// May throw, as the collectives that it takes part in may.
     ~Join() noexcept(false);
@@ -84,6 +91,7 @@ class DataParallelBase {
     DataParallelBase& owner_;
     int exceptions_;
   };
+  /// Begins it. Collective.
   [[nodiscard]] Join join() { return Join(*this); }
 
   /// Drops all gradients, also those that were reduced. Local.
@@ -96,6 +104,7 @@ class DataParallelBase {
   void wait_for(const torch::nn::Module& block);
 
  protected:
+  /// Collective: checks that all ranks have the same parameters.
   DataParallelBase(comm::Group group, std::shared_ptr<torch::nn::Module> module,
                    const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                    const DataParallelOptions& options);
@@ -103,6 +112,7 @@ class DataParallelBase {
   /// Everything that comes before a forward, but for the wait for parameters.
   void before_forward();
 
+  /// What it was made with.
   const DataParallelOptions& options() const { return options_; }
 
  private:
@@ -153,6 +163,7 @@ class ShardedDataParallel : public DataParallelBase {
       : ShardedDataParallel(group, std::move(module), {},
                             DataParallelOptions().mode(DataParallelMode::kReplicated)) {}
 
+  /// The module's own, after what has to come before it.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
@@ -165,12 +176,15 @@ class ShardedDataParallel : public DataParallelBase {
       return module_->forward(std::forward<Arguments>(arguments)...);
     }
   }
+  /// The same.
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
+  /// What is wrapped.
   Holder& module() { return module_; }
+  /// Leads to the module's members.
   auto* operator->() { return module_.get(); }
 
  private:

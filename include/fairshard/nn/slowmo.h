@@ -13,6 +13,7 @@
 
 namespace fairshard {
 
+/// What a SlowMoDistributedDataParallel is made with.
 struct SlowMoOptions {
   // Behaviour
   /// What happens between nodes, and when.
@@ -29,6 +30,7 @@ struct SlowMoOptions {
   TORCH_ARG(bool, zero_adam) = false;
 
   // Performance
+  /// How much of the gradients travels together inside a node.
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
   /// The dtype in which gradients travel inside a node.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype);
@@ -37,10 +39,13 @@ struct SlowMoOptions {
 /// What SlowMoDistributedDataParallel does whatever its module is.
 class SlowMoBase : private DataParallelBase {
  public:
+  /// As in DataParallelBase, inside a node.
+  /// @{
   using DataParallelBase::no_sync;
   using DataParallelBase::NoSync;
   using DataParallelBase::reduce;
   using DataParallelBase::zero_grad;
+  /// @}
 
   /// Call it after every step of the optimizer, which must have all trainable parameters of the
   /// module. `masters`, if given, are full-precision values of all parameters, in their order,
@@ -56,19 +61,24 @@ class SlowMoBase : private DataParallelBase {
 
   /// Whether there is an outer optimizer, or only averages.
   bool slowmo() const;
+  /// As they were settled, with auto_momentum made a number.
   const outer::OuterOptions& outer_options() const { return synchroniser_->options(); }
+  /// What goes on between nodes.
   const outer::Synchroniser& synchroniser() const { return *synchroniser_; }
   /// What has been sent so far by this rank, gradients included.
   outer::OuterReport report() const { return synchroniser_->report(); }
 
   /// For checkpoints, beside the module's and the optimizer's: each rank its own. Local.
   outer::OuterState state() const { return synchroniser_->state(); }
+  /// Takes up what state() gave on this rank. Local.
   void load_state(const outer::OuterState& state) { synchroniser_->load_state(state); }
 
  protected:
+  /// See SlowMoDistributedDataParallel.
   SlowMoBase(const comm::Group& world, std::shared_ptr<torch::nn::Module> module,
              int ranks_per_node, const SlowMoOptions& options);
 
+  /// Everything that comes before a forward.
   void before_slow_forward();
 
  private:
@@ -102,21 +112,26 @@ class SlowMoBase : private DataParallelBase {
 template <typename Holder>
 class SlowMoDistributedDataParallel : public SlowMoBase {
  public:
+  /// Collective; blocks.
   SlowMoDistributedDataParallel(const comm::Group& world, Holder module, int ranks_per_node,
                                 const SlowMoOptions& options = {})
       : SlowMoBase(world, module.ptr(), ranks_per_node, options), module_(std::move(module)) {}
 
+  /// The module's own, after what has to come before it.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_slow_forward();
     return module_->forward(std::forward<Arguments>(arguments)...);
   }
+  /// The same.
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
+  /// What is wrapped.
   Holder& module() { return module_; }
+  /// Leads to the module's members.
   auto* operator->() { return module_.get(); }
 
  private:

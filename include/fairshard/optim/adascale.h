@@ -19,8 +19,10 @@ enum class AdaScaleRule {
   kAdam,  ///< its square root multiplies it: the step does not grow with the gradient
 };
 
+/// What an AdaScale is made with.
 struct AdaScaleOptions {
   // Behaviour
+  /// How the gain is measured.
   TORCH_ARG(scale::GainMeterOptions, gain);
   /// If not given, the class of the optimizer decides; see IsAdamLike.
   TORCH_ARG(std::optional<AdaScaleRule>, rule);
@@ -100,6 +102,8 @@ class AdaScale : public Optimizer, public AdaScaleBase {
   AdaScale(const AdaScale&) = delete;
   AdaScale& operator=(const AdaScale&) = delete;
 
+  /// Steps with the learning rates times the gains. Throws if no backward was measured since the
+  /// last step.
   at::Tensor step(typename Optimizer::LossClosure closure = nullptr) override {
     at::Tensor loss;
     if (closure) {
@@ -117,31 +121,38 @@ class AdaScale : public Optimizer, public AdaScaleBase {
     return loss;
   }
 
+  /// The optimizer's own; backward passes that no step has used count no longer.
   void zero_grad(bool set_to_none = true) {
     Optimizer::zero_grad(set_to_none);
     meter_.forget();
   }
 
+  /// Adds a group, and measures its gain from now on.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     Optimizer::add_param_group(group);
     meter_.add_group(group.params());
   }
 
-  /// Of one parameter group, or of all together. On a GPU these wait for it.
+  /// Of one parameter group. On a GPU this waits for it.
   double gain(size_t group) const {
     return meter_.gains()[static_cast<int64_t>(group)].template item<double>();
   }
+  /// Of all together. On a GPU this waits for it.
   double gain() const { return meter_.gain().template item<double>(); }
   /// How many steps of a normal batch the steps so far are worth, rounded down.
   int64_t effective_steps() const {
     return static_cast<int64_t>(std::floor(meter_.effective_steps().template item<double>()));
   }
 
+  /// How many normal batches make up a step.
   double scale() const { return meter_.scale(); }
+  /// How much of its running means a step keeps.
   double smoothing() const { return meter_.smoothing(); }
+  /// Changes the scale. `update_estimate`: what a normal batch is has changed by it.
   void set_scale(double scale, bool update_estimate = true) {
     meter_.set_scale(scale, update_estimate);
   }
+  /// Changes how many backward passes make up a step. A scale that was not given follows.
   void set_num_gradients_to_accumulate(int64_t number) { meter_.set_accumulation(number); }
   /// Makes means of gradients that are sums over several backward passes.
   void scale_grad_by_num_grads_to_accum() {

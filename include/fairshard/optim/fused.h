@@ -13,6 +13,7 @@
 
 namespace fairshard {
 
+/// What the fused optimizers take beside the options of torch's.
 struct FusedOptions {
   /// Parameters in float16 and bfloat16 are stepped in float32, on copies; what is written to a
   /// parameter in between is followed. (An OSS has an option of its own for this.)
@@ -21,17 +22,20 @@ struct FusedOptions {
 
 /// The state of one tensor, for Adam and AdamW, and (`average` alone) for SGD with momentum.
 struct FusedState : torch::optim::OptimizerCloneableParamState<FusedState> {
-  at::Tensor step;
-  at::Tensor average;
-  at::Tensor square_average;
-  at::Tensor largest_square_average;
+  at::Tensor step;                    ///< of one element
+  at::Tensor average;                 ///< of gradients; SGD: the momentum buffer
+  at::Tensor square_average;          ///< of squares of gradients
+  at::Tensor largest_square_average;  ///< with amsgrad
   /// See FusedOptions::master_weights.
   at::Tensor master;
   /// How often the parameter had been written to when it was last set from the master.
   int64_t seen_version = -1;
 
+  /// For torch's own archives.
+  /// @{
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
+  /// @}
 };
 
 namespace detail {
@@ -89,6 +93,7 @@ class FusedOptimizerOf : public FusedOptimizer {
 
 }  // namespace detail
 
+/// torch::optim::AdamW, in fused calls.
 class AdamW : public detail::FusedOptimizerOf<torch::optim::AdamWOptions> {
  public:
   using FusedOptimizerOf::FusedOptimizerOf;
@@ -97,6 +102,7 @@ class AdamW : public detail::FusedOptimizerOf<torch::optim::AdamWOptions> {
   void step_targets(const torch::optim::OptimizerOptions& options, const Targets& targets) override;
 };
 
+/// torch::optim::Adam, in fused calls.
 class Adam : public detail::FusedOptimizerOf<torch::optim::AdamOptions> {
  public:
   using FusedOptimizerOf::FusedOptimizerOf;
@@ -105,6 +111,7 @@ class Adam : public detail::FusedOptimizerOf<torch::optim::AdamOptions> {
   void step_targets(const torch::optim::OptimizerOptions& options, const Targets& targets) override;
 };
 
+/// torch::optim::SGD, in fused calls.
 class SGD : public detail::FusedOptimizerOf<torch::optim::SGDOptions> {
  public:
   using FusedOptimizerOf::FusedOptimizerOf;

@@ -12,13 +12,16 @@
 
 namespace fairshard {
 
+/// What a ShardedGradScaler is made with; the names are those of torch.amp.GradScaler.
 struct GradScalerOptions {
   // Behaviour
+  /// What losses are multiplied by at first.
   TORCH_ARG(double, init_scale) = 65536;
   /// The scale is multiplied by this after `growth_interval` steps without an infinity ...
   TORCH_ARG(double, growth_factor) = 2;
   /// ... and by this after a step with one.
   TORCH_ARG(double, backoff_factor) = 0.5;
+  /// See growth_factor.
   TORCH_ARG(int64_t, growth_interval) = 2000;
   /// If false, all of it does nothing but step.
   TORCH_ARG(bool, enabled) = true;
@@ -49,18 +52,24 @@ class ShardedGradScaler {
   /// Follows what the steps have found; or takes a new scale. Local.
   void update(std::optional<double> new_scale = std::nullopt);
 
+  /// As torch's has them.
+  /// @{
   double get_scale() const;
   double get_growth_factor() const { return options_.growth_factor(); }
   double get_backoff_factor() const { return options_.backoff_factor(); }
   int64_t get_growth_interval() const { return options_.growth_interval(); }
   bool is_enabled() const { return options_.enabled(); }
+  /// @}
   /// Steps without an infinity since the scale was last changed.
   int64_t get_growth_tracker() const;
   /// Goes on from a scale and a number of steps, for instance those that a checkpoint has.
   void set_progress(double scale, int64_t growth_tracker);
 
+  /// Scale and tracker, for torch's own archives.
+  /// @{
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
+  /// @}
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };

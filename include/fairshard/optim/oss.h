@@ -17,6 +17,7 @@
 
 namespace fairshard {
 
+/// What an OSS is made with, beside the options of its base optimizer.
 struct OssOptions {
   // Behaviour
   /// Whether parameters are split between ranks or belong to one each. If not given, the class of
@@ -26,7 +27,9 @@ struct OssOptions {
   TORCH_ARG(bool, master_weights) = false;
 
   // Performance
+  /// How much is communicated together.
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  /// The first bucket is smaller, so that communication starts early in backward.
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
   /// step() returns while parameters are still being gathered; ShardedDataParallel's next forward
   /// waits for them. Whoever reads parameters in between calls wait_for_parameters() first.
@@ -56,9 +59,11 @@ class OssBase : public torch::optim::Optimizer {
   const std::vector<std::shared_ptr<shard::FlatParameters>>& parts() const { return parts_; }
 
  protected:
+  /// See OSS.
   OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
           const OssOptions& options, shard::Partition partition);
 
+  /// Parameters under their names.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
   /// Lays out the parameters of new groups.
@@ -67,9 +72,11 @@ class OssBase : public torch::optim::Optimizer {
   std::vector<std::vector<at::Tensor>> slices() const;
   /// Whether slices() has changed since the last time that this was asked.
   bool have_slices_changed();
-  /// Everything before and after the base optimizer's own step.
+  /// Everything before the base optimizer's own step.
   void before_step();
+  /// Everything after it.
   void after_step();
+  /// Whether the base optimizer has stepped.
   virtual bool has_state() const = 0;
 
  private:
@@ -127,6 +134,8 @@ class OSS : public OssBase {
     base_->add_param_group({slices().back(), param_groups().back().options().clone()});
   }
 
+  /// Steps this rank's share and gathers the others'. Collective; blocks, but see
+  /// OssOptions::overlap_gather.
   at::Tensor step(LossClosure closure = nullptr) override {
     at::Tensor loss;
     if (closure) {

@@ -12,6 +12,7 @@ namespace fairshard {
 /// What the learning rate is multiplied by at a step (from 0 on).
 using Schedule = std::function<double(int64_t step)>;
 
+/// The same at all steps.
 Schedule constant_schedule(double factor = 1);
 /// From 1 to `last` in `steps` steps, in a straight line, and `last` from then on.
 Schedule linear_schedule(int64_t steps, double last = 0);
@@ -32,10 +33,12 @@ Schedule sequence_schedule(Schedule first, int64_t steps, Schedule rest);
 ///   ... optimizer.step(); rate.step();
 class LearningRate {
  public:
+  /// Applies step 0. The optimizer must live as long as this.
   LearningRate(torch::optim::Optimizer& optimizer, Schedule schedule);
 
   /// Goes on to the next step. Call it after the optimizer's.
   void step();
+  /// The step that it is at.
   int64_t steps() const { return step_; }
   /// Goes to a step, for instance one that a checkpoint has.
   void set_steps(int64_t steps);

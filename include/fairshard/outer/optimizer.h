@@ -35,6 +35,7 @@ class OuterOptimizer {
                     const std::vector<Run>& runs) const = 0;
 };
 
+/// The one that the options name.
 std::unique_ptr<OuterOptimizer> make_outer_optimizer(const OuterOptions& options);
 
 }  // namespace fairshard::outer

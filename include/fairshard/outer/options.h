@@ -8,6 +8,7 @@
 
 namespace fairshard::outer {
 
+/// What nodes do between outer steps.
 enum class BaseAlgorithm {
   /// Nodes are on their own between exact averages.
   kLocalSgd,
@@ -15,6 +16,7 @@ enum class BaseAlgorithm {
   kSgp,
 };
 
+/// What becomes of the nodes' average.
 enum class OuterOptimizerKind {
   /// The average of the nodes is taken as it is.
   kAverage,
@@ -24,6 +26,7 @@ enum class OuterOptimizerKind {
   kNesterov,
 };
 
+/// What travels between nodes.
 enum class WireFormat {
   kFloat32,
   /// Differences from the outer parameters, rounded; what rounding left out goes with the next.
@@ -32,6 +35,7 @@ enum class WireFormat {
   kInt8,
 };
 
+/// Whom a node of SGP sends to.
 enum class GossipGraph {
   /// At the k-th mixing a node sends to the node 2^(k mod log2 N) further on.
   kExponential,
@@ -39,12 +43,16 @@ enum class GossipGraph {
   kRing,
 };
 
+/// What a Synchroniser is made with.
 struct OuterOptions {
   // Behaviour
+  /// What nodes do between outer steps.
   TORCH_ARG(BaseAlgorithm, base) = BaseAlgorithm::kLocalSgd;
+  /// What an outer step does.
   TORCH_ARG(OuterOptimizerKind, optimizer) = OuterOptimizerKind::kSlowMomentum;
   /// SlowMo's alpha, or the learning rate of Nesterov's.
   TORCH_ARG(double, learning_rate) = 1.0;
+  /// Of slow momentum or of Nesterov's, in [0, 1).
   TORCH_ARG(double, momentum) = 0.5;
   /// The outer optimizer steps at calls that are multiples of this.
   TORCH_ARG(int64_t, slow_frequency) = 48;
@@ -59,6 +67,7 @@ struct OuterOptions {
   /// The weight that a node's own values keep when a fragment is taken in (the paper's alpha).
   TORCH_ARG(double, local_weight) = 0.0;
 
+  /// Whom a node of SGP sends to.
   TORCH_ARG(GossipGraph, graph) = GossipGraph::kExponential;
   /// A message is taken in at the mixing after that which sent it.
   TORCH_ARG(bool, overlap_gossip) = false;
@@ -69,6 +78,7 @@ struct OuterOptions {
   TORCH_ARG(bool, average_at_slow_step) = true;
 
   // Performance
+  /// What travels between nodes.
   TORCH_ARG(WireFormat, wire) = WireFormat::kFloat32;
   /// Every rank holds its range of the outer buffers, instead of all.
   TORCH_ARG(bool, shard_buffers) = true;

@@ -12,10 +12,13 @@
 
 namespace fairshard::page {
 
+/// Which of torch's optimizers a step is that of.
 enum class StepRule { kAdamW, kAdam, kSgd };
 
 /// How a parameter is stepped; the names are those of torch's optimizers.
 struct StepOptions {
+  /// As torch's optimizers have it.
+  /// @{
   TORCH_ARG(StepRule, rule) = StepRule::kAdamW;
   TORCH_ARG(double, lr) = 1e-3;
   TORCH_ARG(double, beta1) = 0.9;
@@ -27,6 +30,7 @@ struct StepOptions {
   TORCH_ARG(bool, nesterov) = false;
   TORCH_ARG(bool, amsgrad) = false;
   TORCH_ARG(bool, maximize) = false;
+  /// @}
 };
 
 /// An optimizer's state of one parameter. Undefined tensors are not used by the rule.

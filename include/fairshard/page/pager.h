@@ -17,6 +17,7 @@
 
 namespace fairshard::page {
 
+/// What a Pager is made with.
 struct PagerOptions {
   // Behaviour
   /// The device that computes.
@@ -36,6 +37,7 @@ struct PagerOptions {
   TORCH_ARG(std::optional<int64_t>, device_budget_bytes);
   /// Host memory for weights and gradients; slices beyond it lie in files in spill_dir.
   TORCH_ARG(std::optional<int64_t>, host_budget_bytes);
+  /// The folder of these files.
   TORCH_ARG(std::string, spill_dir);
   /// Keeps times of all that is done, for Pager::take_spans().
   TORCH_ARG(bool, record_spans) = false;

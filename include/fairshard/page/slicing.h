@@ -7,6 +7,7 @@
 
 namespace fairshard::page {
 
+/// How blocks are put into slices.
 struct Slicing {
   /// Of each block, in order: its slice.
   std::vector<int64_t> slice_of_block;

@@ -12,6 +12,7 @@
 
 namespace fairshard::scale {
 
+/// What a GainMeter is made with.
 struct GainMeterOptions {
   /// How many backward passes make up a step.
   TORCH_ARG(int64_t, accumulation) = 1;
@@ -19,7 +20,9 @@ struct GainMeterOptions {
   TORCH_ARG(bool, is_scaled_loss) = true;
   /// See RunningGainOptions. If not given, ranks x accumulation.
   TORCH_ARG(std::optional<double>, scale);
+  /// See RunningGainOptions.
   TORCH_ARG(std::optional<double>, smoothing);
+  /// See RunningGainOptions.
   TORCH_ARG(bool, debias) = true;
 };
 

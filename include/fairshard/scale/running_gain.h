@@ -8,6 +8,7 @@
 
 namespace fairshard::scale {
 
+/// What a RunningGain is made with.
 struct RunningGainOptions {
   /// The batch is this many times the one that the learning rate was made for.
   TORCH_ARG(double, scale) = 1;

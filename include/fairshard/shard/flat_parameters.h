@@ -13,7 +13,9 @@
 
 namespace fairshard::shard {
 
+/// What FlatParameters are made with.
 struct FlatOptions {
+  /// How parameters are divided among ranks and buckets.
   TORCH_ARG(PlanOptions, plan);
 
   // Behaviour

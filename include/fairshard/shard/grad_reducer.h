@@ -9,6 +9,7 @@
 
 namespace fairshard::shard {
 
+/// Which gradients a rank gets.
 enum class GradientMode {
   /// Every rank gets the average of all gradients, in .grad, as in plain data parallelism.
   kReplicated,
@@ -17,8 +18,10 @@ enum class GradientMode {
   kSharded,
 };
 
+/// What a GradReducer is made with.
 struct ReducerOptions {
   // Behaviour
+  /// Which gradients a rank gets.
   TORCH_ARG(GradientMode, mode) = GradientMode::kSharded;
 
   // Performance

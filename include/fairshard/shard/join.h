@@ -12,10 +12,12 @@ namespace fairshard::shard {
 /// joined asks what the others do, and does its share of it. All costs one small reduction each.
 class Join {
  public:
+  /// What a rank may be about to do.
   enum class Action { kNothing, kForward, kReduce, kClip, kStep };
 
   using Details = std::array<double, 3>;
 
+  /// What a rank says that it is about to do.
   struct Announcement {
     Action action = Action::kNothing;
     /// What a rank needs to know to do the same.

@@ -19,6 +19,7 @@ struct Parameter {
   int64_t group = 0;
 };
 
+/// Whether ranks share parameters.
 enum class Partition {
   /// Every rank owns an equal range of every bucket; a parameter may be split between ranks.
   kEven,
@@ -26,8 +27,10 @@ enum class Partition {
   kTensor,
 };
 
+/// What a ShardPlan is made with.
 struct PlanOptions {
   // Behaviour
+  /// Whether ranks share parameters.
   TORCH_ARG(Partition, partition) = Partition::kEven;
 
   // Performance

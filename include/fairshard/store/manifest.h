@@ -37,17 +37,20 @@ struct StoredRange {
   std::vector<uint64_t> checksums;
 };
 
+/// A tensor, in as many ranges as ranks have written.
 struct StoredEntry {
   Layout layout;
   /// In order, without gaps and overlaps.
   std::vector<StoredRange> ranges;
 };
 
+/// One of the files, with its length.
 struct StoredFile {
   std::string name;
   int64_t bytes = 0;
 };
 
+/// All that a checkpoint holds.
 struct Manifest {
   int64_t step = 0;
   int64_t world_size = 1;
@@ -67,6 +70,7 @@ std::string shard_name(int64_t rank, int64_t ranks);
 /// dense tensor, or checksums are missing. `what` names the manifest.
 void check_manifest(const Manifest& manifest, const std::string& what);
 
+/// What manifest.json holds.
 std::string to_json(const Manifest& manifest);
 /// Trusts nothing; files are only ever named as shard_name() does. `what` names it in errors.
 Manifest parse_manifest(std::string_view text, const std::string& what);

@@ -28,6 +28,7 @@ struct StoredTensor {
   uint64_t end;
 };
 
+/// What a safetensors file says of itself.
 struct SafetensorsHeader {
   /// In the order of their bytes.
   std::vector<StoredTensor> tensors;
@@ -85,6 +86,7 @@ using Checksums = std::vector<uint64_t>;
 /// The checksum of some bytes.
 uint64_t checksum_of(std::string_view bytes);
 
+/// A tensor that is to be written.
 struct TensorToWrite {
   std::string name;
   at::ScalarType dtype;

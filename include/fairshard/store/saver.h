@@ -13,6 +13,7 @@
 
 namespace fairshard::store {
 
+/// What a Saver, or a Checkpoint, is made with.
 struct SaverOptions {
   // Behaviour
   /// How many of the newest checkpoints are kept; 0 keeps all.

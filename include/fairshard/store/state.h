@@ -12,6 +12,7 @@
 
 namespace fairshard::store {
 
+/// The form of a tensor as it is.
 Layout layout_of(const at::Tensor& tensor);
 
 /// Elements of a dense tensor in the order of memory, as a flat view.
@@ -23,6 +24,7 @@ at::Tensor memory_view(const at::Tensor& tensor);
 /// Keys are "part/name", for instance "model/0.weight" or "optimizer/0.weight/exp_avg".
 class State {
  public:
+  /// A tensor, or a range of one, under its key.
   struct Entry {
     std::string key;
     Layout layout;

@@ -36,14 +36,23 @@ class Checkpoint:
     A checkpoint is complete or not there: it is written under a temporary name, brought to the disk and
     renamed. All ranks must see ``directory``.
 
+    Example::
+
+        run = {"epoch": 0}
+        parts = {"model": model, "optimizer": optimizer, "rng": Rng(), "run": run}
+        with Checkpoint("runs/a", parts, keep=3) as checkpoint:
+            report = checkpoint.load()  # the newest complete one; None if there is none
+            for step in range(report.step if report else 0, 1000):
+                ...
+                checkpoint.save(step + 1, blocking=False)
+
     Args:
         directory: a folder for checkpoints, each of them a folder ``step-00000120`` in it.
         parts: what there is to save, by name. An ``nn.Module`` (wrapped or not); an ``OSS`` or any other torch
             optimizer, whose parameters have the names that they have in the modules; a gradient scaler; a
             ``SlowMoDistributedDataParallel``, with which all parts are saved for each node, and which goes on with the
-            same nodes and ranks only;
-            ``Rng()`` for the random generators; a tensor; a dict of tensors and plain values, which is changed
-            in place by loading; or anything that has ``state_dict`` and ``load_state_dict``.
+            same nodes and ranks only; ``Rng()`` for the random generators; a tensor; a dict of tensors and plain
+            values, which is changed in place by loading; or anything that has ``state_dict`` and ``load_state_dict``.
         process_group: the ranks (default: the world, if there is one).
         keep: how many of the newest checkpoints are kept; 0 keeps all.
         timeout_s: how long a rank waits for others to write their shares, in seconds.

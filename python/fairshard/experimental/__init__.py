@@ -1,0 +1,1 @@
+"""Tools that FairScale called experimental, at the places where it had them."""

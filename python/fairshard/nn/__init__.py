@@ -1,1 +1,5 @@
 """Wrappers of modules."""
+
+from fairshard.nn.data_parallel import ShardedDataParallel
+
+__all__ = ["ShardedDataParallel"]

@@ -1,4 +1,4 @@
-"""Optimizers whose state is sharded over ranks."""
+"""Optimizers whose state is sharded over ranks, learning rates that follow the batch, and a gradient scaler."""
 
 from fairshard.optim.adascale import AdaScale, AdaScaleWrapper
 from fairshard.optim.grad_scaler import ShardedGradScaler

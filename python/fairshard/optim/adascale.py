@@ -31,6 +31,13 @@ class AdaScale(torch.optim.Optimizer):
 
     Attributes that are not found here are the optimizer's.
 
+    Example::
+
+        optimizer = AdaScale(torch.optim.SGD(model.parameters(), lr=0.1))  # the rate for one rank
+        loss_fn(model(data), target).backward()
+        optimizer.step()
+        scheduler.step(int(optimizer.effective_steps()))  # a schedule written for one rank
+
     Args:
         optimizer: the optimizer.
         world_size: the number of ranks (default: that of torch.distributed, or of the OSS); 1 if this process
@@ -153,11 +160,14 @@ class AdaScale(torch.optim.Optimizer):
         """Changes the scale. ``update_estimate``: what a normal batch is has changed by it, and its variance."""
         self._meter.set_scale(scale, update_estimate)
 
-    def set_num_gradients_to_accumulate(self, num_gradients_to_accumulate: int, update_estimate: bool = True) -> None:
-        """Changes how many backward passes make up a step; a scale that was not given follows.
+    def set_num_gradients_to_accumulate(self, num_gradients_to_accumulate: int, update_smoothing: bool = True) -> None:
+        """Changes how many backward passes make up a step; a scale and a smoothing that were not given follow.
 
-        One backward on one rank stays a normal batch, so that there is no estimate to update.
+        One backward on one rank stays a normal batch, so that there is no estimate to update. To keep the smoothing
+        (``update_smoothing=False``), give it when the AdaScale is made.
         """
+        if not update_smoothing and self._options["smoothing"] is None:
+            raise ValueError("AdaScale: update_smoothing=False needs a smoothing that was given when it was made")
         self._meter.accumulation = num_gradients_to_accumulate
 
     @torch.no_grad()
@@ -185,7 +195,7 @@ class AdaScale(torch.optim.Optimizer):
         return {**self._optimizer.state_dict(), "adascale": self.shared_state()}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Takes a state dict of this or, with means that begin anew, of the plain optimizer."""
+        """Takes a state dict of this, or of the plain optimizer, which leaves the running means as they are."""
         own = state_dict.get("adascale")
         self._optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "adascale"})
         if own is not None:
@@ -215,6 +225,18 @@ class AdaScaleWrapper(AdaScale):
     """An AdaScale that makes its optimizer: ``optim_cls(params, **additional_optim_args)``.
 
     ``optim_cls`` may be OSS; or this class may be given to an OSS as its ``optim``.
+
+    Args:
+        params: parameters, or parameter groups.
+        world_size: see :class:`AdaScale`, as for those that follow.
+        scale: how many normal batches make up a step.
+        smoothing: how much of its running means a step keeps.
+        num_gradients_to_accumulate: how many backward passes make up a step.
+        debias_ewma: whether running means are divided by the weight that they have got so far.
+        optim_cls: the class of the optimizer.
+        is_scaled_loss: whether each loss is divided by the number of backward passes.
+        rule: "sgd" or "adam".
+        **additional_optim_args: options of ``optim_cls``.
     """
 
     def __init__(

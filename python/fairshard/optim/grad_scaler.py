@@ -31,8 +31,21 @@ class ShardedGradScaler(torch.amp.GradScaler):
     parameters stay the same everywhere. ``unscale_`` and ``step`` are collective; ranks that have no
     gradients take part.
 
+    Example::
+
+        scaler = ShardedGradScaler()
+        with torch.autocast("cuda"):
+            loss = loss_fn(model(data), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
     Args:
-        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as for torch's GradScaler.
+        init_scale: what losses are multiplied by at first.
+        growth_factor: what the scale is multiplied by after ``growth_interval`` steps without an infinity.
+        backoff_factor: what it is multiplied by after a step with one.
+        growth_interval: see ``growth_factor``.
+        enabled: if false, all of it does nothing but step.
         process_group: the ranks that decide together (default: the world). An OSS brings its own.
         device: "cuda" or "cpu" (default: "cuda" if there is one).
     """

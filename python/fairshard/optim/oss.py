@@ -56,6 +56,13 @@ class OSS(torch.optim.Optimizer):
     Construction, ``add_param_group``, ``step``, ``clip_grad_norm`` and ``consolidate_state_dict`` are
     collective: every rank of the group calls them.
 
+    Example::
+
+        optimizer = OSS(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        model = ShardedDataParallel(model, optimizer)
+        loss_fn(model(data), target).backward()
+        optimizer.step()
+
     Args:
         params: parameters, or parameter groups, as for any torch optimizer.
         optim: the class of the optimizer that does the arithmetic.
@@ -251,7 +258,13 @@ class OSS(torch.optim.Optimizer):
         self._consolidated = state
 
     def state_dict(self, all_ranks: bool = False) -> dict:
-        """The consolidated state, in the form of the plain torch optimizer's."""
+        """The consolidated state, in the form of the plain torch optimizer's.
+
+        With ``all_ranks`` it is consolidated now, and on all ranks: then every rank calls this. Without, it is that of
+        the last :meth:`consolidate_state_dict`.
+        """
+        if all_ranks:
+            self.consolidate_state_dict(-1)
         if self._consolidated is None:
             raise RuntimeError(
                 "the optimizer's state is spread over the ranks: call consolidate_state_dict() on all of them first, "
@@ -312,8 +325,10 @@ class OSS(torch.optim.Optimizer):
         return sliced
 
     def _follow_layout(self) -> None:
-        """Lists what this rank owns, again if the layout has changed since: by a new group, by the order in
-        which gradients were seen to arrive, by another dtype."""
+        """Lists what this rank owns, again if the layout has changed since.
+
+        A new group changes it, the order in which gradients were seen to arrive, or another dtype.
+        """
         revision = sum(part.revision + 1 for part in self._parts)
         if revision == self._revision:
             return

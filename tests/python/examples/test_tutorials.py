@@ -1,4 +1,4 @@
-"""The tutorials' programs run, learn, and shard."""
+"""The tutorials' programs, in Python and in C++, run, learn, and do what their heads say."""
 
 import re
 import subprocess
@@ -10,41 +10,49 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples/tutorials"
 
+languages = pytest.mark.parametrize("language", ["python", "c++"])
+sizes = pytest.mark.parametrize("world_size", [2, 4])
 
-def outputs(*command):
+
+def outputs(language, script, program, world_size=None):
+    """What a tutorial says in one of its two languages."""
+    if language == "python":
+        command = [sys.executable, FOLDER / script]
+        command += [] if world_size is None else [f"--world-size={world_size}"]
+    else:
+        command = [ROOT / "build/bin" / f"fairshard-tutorial-{program}"]
+        command += [] if world_size is None else [str(world_size)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return result
 
 
-def run(*command, world_size):
-    result = outputs(*command)
+def check_shares(result, world_size):
     lines = re.findall(r"rank \d: loss (\S+) -> (\S+), owns (\d+)%", result.stdout)
     assert len(lines) == world_size
     for first, last, share in lines:
         assert float(last) < 0.1 * float(first)
         assert int(share) == pytest.approx(100 / world_size, abs=2)
-    return result.stderr
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_oss_and_sharded_ddp(world_size):
-    run(sys.executable, FOLDER / "oss_sharded_ddp.py", f"--world-size={world_size}", world_size=world_size)
+@languages
+@sizes
+def test_oss_and_sharded_ddp(language, world_size):
+    check_shares(outputs(language, "oss_sharded_ddp.py", "oss", world_size), world_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_oss_and_sharded_ddp_in_cpp(world_size):
-    run(ROOT / "build/bin/fairshard-tutorial-oss", str(world_size), world_size=world_size)
+@languages
+@sizes
+def test_grad_scaler(language, world_size):
+    result = outputs(language, "grad_scaler.py", "grad-scaler", world_size)
+    check_shares(result, world_size)
+    if language == "python":  # the tutorial's own loop, which is told once on each rank what it should write
+        assert result.stderr.count("write scaler.step(optimizer)") == world_size
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_grad_scaler(world_size):
-    warnings = run(sys.executable, FOLDER / "grad_scaler.py", f"--world-size={world_size}", world_size=world_size)
-    assert warnings.count("write scaler.step(optimizer)") == world_size  # once for each rank
-
-
-def test_adascale():
-    result = outputs(sys.executable, FOLDER / "adascale.py", "--world-size=2")
+@languages
+def test_adascale(language):
+    result = outputs(language, "adascale.py", "adascale", 2)
     lines = re.findall(r"rank \d: loss (\S+) -> (\S+), gain (\S+), (\d+) steps are worth (\S+)", result.stdout)
     assert len(lines) == 2
     for first, last, gain, steps, worth in lines:
@@ -54,9 +62,10 @@ def test_adascale():
     assert lines[0][2:] == lines[1][2:]  # the ranks agree
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_slowmo(world_size):
-    result = outputs(sys.executable, FOLDER / "slowmo_ddp.py", f"--world-size={world_size}")
+@languages
+@sizes
+def test_slowmo(language, world_size):
+    result = outputs(language, "slowmo_ddp.py", "slowmo", world_size)
     lines = re.findall(r"rank \d: loss (\S+) -> (\S+), synchronised nodes (\d+) times in (\d+) steps", result.stdout)
     assert len(lines) == world_size
     for first, last, times, steps in lines:
@@ -65,8 +74,21 @@ def test_slowmo(world_size):
     assert result.stderr.count("served better") == 1
 
 
-def test_offload():
-    result = outputs(sys.executable, FOLDER / "offload.py")
+@languages
+def test_offload(language):
+    result = outputs(language, "offload.py", "offload")
     first, last, slices = re.search(r"loss (\S+) -> (\S+), (\d) slices", result.stdout).groups()
     assert float(last) < 0.2 * float(first)
     assert int(slices) == 3
+
+
+@pytest.mark.parametrize("stem", ["adascale", "grad_scaler", "offload", "oss_sharded_ddp", "slowmo_ddp"])
+@pytest.mark.parametrize("suffix", [".py", ".cpp"])
+def test_a_tutorial_is_short_and_names_its_command_and_output(stem, suffix):
+    source = (FOLDER / stem).with_suffix(suffix)
+    text = source.read_text()
+    assert len(text.splitlines()) < 100
+    command = f"python examples/tutorials/{source.name}" if source.suffix == ".py" else "build/bin/fairshard-tutorial-"
+    head = text.splitlines()[:12]
+    assert any(command in line for line in head)
+    assert any("loss 2.3" in line for line in head)

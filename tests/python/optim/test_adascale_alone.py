@@ -263,6 +263,8 @@ def test_bad_input_is_named():
         ada.set_scale(0.9)
     with pytest.raises(RuntimeError, match="accumul"):
         ada.set_num_gradients_to_accumulate(1)
+    with pytest.raises(ValueError, match="update_smoothing"):
+        ada.set_num_gradients_to_accumulate(4, update_smoothing=False)
     with pytest.raises(RuntimeError, match="backward"):
         ada.step(lambda: torch.zeros(()))
     _backward(ada, model, 0)

@@ -47,6 +47,8 @@ def _state_dicts(rank, world_size):
         else:
             with pytest.raises(RuntimeError):
                 optimizer.state_dict()
+        everywhere = optimizer.state_dict(all_ranks=True)  # on every rank, and consolidated now
+        torch.testing.assert_close(everywhere["state"], plain_optimizer.state_dict()["state"])
 
         # a plain optimizer's state goes into a fresh OSS, which then goes on as the plain one does
         state = plain_optimizer.state_dict()

@@ -1,4 +1,4 @@
-"""``pip install .`` gives the package, its extension, the C++ headers and the CMake configuration."""
+"""``pip install .`` gives the package, its extension, the program, the C++ headers and the CMake configuration."""
 
 import subprocess
 import sys
@@ -16,9 +16,16 @@ def test_an_installed_wheel_works(tmp_path):
         assert (package / part).is_file(), part
     assert list(package.glob("_core*.so"))
 
-    code = "import fairshard.comm as comm; print(comm.__file__, comm.ReduceOp.AVG)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
-    )
+    def run(*arguments):
+        environment = {"PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    result = run("-c", "import fairshard.comm as comm; print(comm.__file__, comm.ReduceOp.AVG)")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(str(package)), result.stdout
+
+    result = run("-m", "fairshard", "inspect", tmp_path)
+    assert "no complete checkpoint" in result.stderr, result.stderr
+    assert result.returncode == 1

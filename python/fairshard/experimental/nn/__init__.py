@@ -1,0 +1,5 @@
+"""Models that are paged through a device, and data parallelism with rare synchronisation."""
+
+from fairshard.experimental.nn.offload import OffloadModel
+
+__all__ = ["OffloadModel"]

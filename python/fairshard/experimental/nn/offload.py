@@ -24,6 +24,14 @@ class OffloadModel(nn.Module):
     Between steps ``parameters()`` are tensors in host memory, with gradients there, for any optimizer, clipping,
     scheduler or state dict. Buffers are on the device. The wrapped model itself, called directly, is offloaded too.
 
+    Example::
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        offload = OffloadModel(model, torch.device("cuda"), num_slices=24, checkpoint_activation=True,
+                               param_dtype=torch.bfloat16, optimizer=optimizer)
+        loss_fn(offload(data), target).backward()  # steps slice by slice on the CPU
+        optimizer.step()  # waits for that
+
     Args:
         model: an nn.Sequential; a list of modules, each of which makes up a slice; or any module, with ``blocks``.
         device: the device that computes.

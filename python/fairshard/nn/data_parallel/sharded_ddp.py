@@ -30,6 +30,13 @@ class ShardedDataParallel(nn.Module):
     Hooks and communication are C++ and run without the GIL. Construction and every backward are
     collective; attributes that are not found here are the module's.
 
+    Example::
+
+        model = ShardedDataParallel(model)  # before or after the OSS
+        optimizer = OSS(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        loss_fn(model(data), target).backward()  # returns with reduced gradients
+        optimizer.step()
+
     Args:
         module: the module.
         sharded_optimizer: the OSS, or several; accepted for FairScale's sake, see above.

@@ -25,7 +25,7 @@ _STATE = "slowmo."
 
 
 class SlowMoBaseAlgorithm(str, Enum):
-    """What nodes do between slow steps."""
+    """What nodes do between slow steps: exact averages (LOCALSGD), or gossip by push-sum (SGP)."""
 
     LOCALSGD = "localsgd"
     SGP = "sgp"
@@ -38,6 +38,13 @@ class SlowMoDistributedDataParallel(nn.Module):
     something travels only in :meth:`perform_slowmo`, which is called after every ``optimizer.step()``. Construction
     takes rank 0's parameters and buffers to all, and is collective; so is every backward. Attributes that are not
     found here are the module's.
+
+    Example::
+
+        model = SlowMoDistributedDataParallel(model, nprocs_per_node=8, slowmo_momentum="auto")
+        loss_fn(model(data), target).backward()  # averages gradients inside the node
+        optimizer.step()
+        model.perform_slowmo(optimizer)  # after every step; nodes are synchronised when it is due
 
     Args:
         module: the module.
@@ -182,15 +189,23 @@ class SlowMoDistributedDataParallel(nn.Module):
         self._forwards_since = 0
         self._has_warned = False
 
-    process_rank = property(lambda self: self._world.rank)
-    process_world_size = property(lambda self: self._world.size)
-    slowmo_lr = property(lambda self: self._synchroniser.options.learning_rate)
-    slowmo_momentum = property(lambda self: self._synchroniser.options.momentum)
-    slowmo_frequency = property(lambda self: self._synchroniser.options.slow_frequency)
-    localsgd_frequency = property(lambda self: self._synchroniser.options.average_frequency)
-    slowmo_memory_efficient = property(lambda self: self._synchroniser.options.shard_buffers)
-    slowmo_num_shards = property(lambda self: self._synchroniser.options.pieces)
-    push_sum_weight = property(lambda self: self._synchroniser.push_sum_weight)
+    process_rank = property(lambda self: self._world.rank, doc="The rank among all.")
+    process_world_size = property(lambda self: self._world.size, doc="How many ranks there are.")
+    slowmo_lr = property(lambda self: self._outer_options.learning_rate, doc="The slow learning rate.")
+    slowmo_momentum = property(
+        lambda self: self._outer_options.momentum, doc='The slow momentum; of "auto" the number.'
+    )
+    slowmo_frequency = property(lambda self: self._outer_options.slow_frequency, doc="Calls between slow steps.")
+    localsgd_frequency = property(lambda self: self._outer_options.average_frequency, doc="Calls between averages.")
+    slowmo_memory_efficient = property(
+        lambda self: self._outer_options.shard_buffers, doc="Whether buffers are sharded."
+    )
+    slowmo_num_shards = property(lambda self: self._outer_options.pieces, doc="In how many pieces work is done.")
+    push_sum_weight = property(lambda self: self._synchroniser.push_sum_weight, doc="This node's weight in SGP.")
+
+    @property
+    def _outer_options(self) -> Any:
+        return self._synchroniser.options
 
     @property
     def slowmo(self) -> bool:

@@ -1,0 +1,145 @@
+"""Runs systems in fresh processes, in turn, for some rounds, and lets a time count only if the loss is right."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from models import write_for_cpp
+from systems import SYSTEMS
+
+HERE = Path(__file__).parent
+CPP_PROGRAM = HERE.parent / "build/bin/fairshard-bench-gpt"
+TIMEOUT_S = 300
+
+
+class RankError(RuntimeError):
+    """A rank ended badly."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every system does."""
+
+    model: str
+    ranks: int
+    batch: int
+    steps: int
+    warmup: int = 2
+    rounds: int = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """For every rank the words in front of its command, and the interface over which ranks speak."""
+
+    prefixes: list[list[str]]
+    interface: str = "lo"
+    #: Whether the interface counts what all ranks send, as one loopback does.
+    is_shared: bool = True
+
+
+def run(system: str, work: Work, place: Place, is_for_memory: bool = False) -> list[dict]:
+    """One system in fresh processes; returns every rank's figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"system": system, "ranks": work.ranks, "folder": folder, "interface": place.interface}
+        # A second step has everything that later ones have, too.
+        counts = {"steps": 1, "warmup": 2} if is_for_memory else {"steps": work.steps, "warmup": work.warmup}
+        settings |= {"model": work.model, "batch": work.batch, **counts, "memory": int(is_for_memory)}
+        command = [sys.executable, HERE / "rank.py"]
+        if SYSTEMS[system].make is None:
+            command = [CPP_PROGRAM]
+            settings["model"] = f"{folder}/model.safetensors"
+            write_for_cpp(work.model, work.batch, work.ranks, Path(settings["model"]))
+        flags = [f"--{name}={value}" for name, value in settings.items()]
+        commands = [
+            [*prefix, *command, f"--rank={rank}", *flags]
+            for rank, prefix in zip(range(work.ranks), place.prefixes, strict=True)
+        ]
+        _run_all(system, commands, _environment(place, is_for_memory), Path(folder))
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(work.ranks)]
+
+
+def _environment(place: Place, is_for_memory: bool) -> dict[str, str]:
+    changed = {"GLOO_SOCKET_IFNAME": place.interface, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
+    if is_for_memory:
+        changed["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # freed blocks go back to the system at once
+    return {**os.environ, **changed}
+
+
+def _run_all(system: str, commands: list[list], environment: dict, folder: Path) -> None:
+    logs = [folder / f"{rank}.log" for rank in range(len(commands))]
+    processes = []
+    for rank, (command, log) in enumerate(zip(commands, logs, strict=True)):
+        own = {**environment, "LOCAL_RANK": str(rank)}  # which DeepSpeed wants to see
+        with log.open("w") as file:
+            processes.append(subprocess.Popen(command, env=own, stdout=file, stderr=file))
+    try:
+        codes = [process.wait(TIMEOUT_S) for process in processes]
+    except subprocess.TimeoutExpired:
+        codes = [f"no end after {TIMEOUT_S} s"]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(codes):
+        lines = [line for log in logs for line in log.read_text().strip().splitlines()[-12:]]
+        raise RankError(f"{system}: ranks ended with {codes}:\n" + "\n".join(lines))
+
+
+def compare(systems: Iterable[str], work: Work, place: Place) -> dict:
+    """Figures for each system, and for each that has none the reason."""
+    memory, runs, not_run = {}, {}, {}
+    rounds = range(-1, work.rounds)  # the first is for memory
+    for number in rounds:
+        # Every round begins with another one, so that none is always the first.
+        order = [name for name in systems if name not in not_run]
+        start = max(number, 0) * 3 % max(len(order), 1)
+        for name in order[start:] + order[:start]:
+            try:
+                ranks = run(name, work, place, is_for_memory=number < 0)
+            except RankError as error:
+                if SYSTEMS[name].is_ours:
+                    raise
+                not_run[name] = str(error).splitlines()[-1]
+                print(error, file=sys.stderr, flush=True)
+                continue
+            if number < 0:
+                memory[name] = ranks
+            else:
+                runs.setdefault(name, []).append(ranks)
+            print(f"{'memory' if number < 0 else f'round {number + 1}'}: {name}", file=sys.stderr, flush=True)
+    figures = {name: _summary(runs[name], memory[name], place) for name in systems if name not in not_run}
+    _check_losses(figures, not_run)
+    return {"work": asdict(work), "systems": figures, "not_run": not_run}
+
+
+def _summary(runs: list[list[dict]], memory_run: list[dict], place: Place) -> dict:
+    # The slowest rank's, since a step has ended when all have.
+    times = [1e3 * max(statistics.median(rank["times"]) for rank in ranks) for ranks in runs]
+    return {
+        "ms": statistics.median(times),
+        "rounds_ms": times,
+        "memory": max(rank["peak"] - rank["bare"] for rank in memory_run),
+        "sent": runs[-1][0]["sent"] / (len(runs[-1]) if place.is_shared else 1),
+        "loss": [statistics.mean(rank["loss"] for rank in ranks) for ranks in runs],
+        "parameters": runs[-1][0]["parameters"],
+    }
+
+
+def _check_losses(figures: dict, not_run: dict) -> None:
+    """Takes figures away from systems whose losses are not those of most others."""
+    reference = statistics.median(value for row in figures.values() for value in row["loss"])
+    for name in list(figures):
+        away = max(abs(value - reference) / abs(reference) for value in figures[name]["loss"])
+        if away > SYSTEMS[name].tolerance:
+            reason = f"its loss is {away:.2%} away from the others', so that its time means nothing"
+            if SYSTEMS[name].is_ours:
+                raise RuntimeError(f"{name}: {reason} ({figures[name]['loss']}, {reference})")
+            not_run[name] = reason
+            del figures[name]

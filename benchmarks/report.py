@@ -1,0 +1,235 @@
+"""Makes the tables and pictures of docs/performance.md from benchmarks/results/*.json.
+
+    python benchmarks/report.py            # writes them
+    python benchmarks/report.py --check    # says whether page and results agree
+
+The page is written by hand around blocks that begin with `<!-- made: NAME -->` and end with `<!-- end -->`; only what
+is between them is made here. A block without results is an error, and so is a file of results that no block shows.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pictures import bars, lines
+from systems import SYSTEMS
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+PAGE = DOCS / "performance.md"
+BLOCK = re.compile(r"(<!-- made: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+class Report:
+    def __init__(self) -> None:
+        paths = sorted((HERE / "results").glob("*.json"))
+        contents = {path.stem: json.loads(path.read_text()) for path in paths}
+        #: Others have pages of their own, and no "about".
+        self.results = {name: found for name, found in contents.items() if "about" in found}
+        self.pictures: dict[str, str] = {}
+        self.shown: set[str] = set()
+
+    def block(self, name: str) -> str:
+        makers: dict[str, Callable[[str], str]] = {
+            "growth-tensors": self._growth_tensors,
+            "growth-ranks": self._growth_ranks,
+            "checkpoints": self._checkpoints,
+            "sharded-overheads": self._overheads,
+            "offload-peers": self._offload,
+        }
+        source = "growth" if name.startswith("growth") else name
+        if source not in self.results:
+            raise SystemExit(f"the page has a block '{name}', but benchmarks/results has no {source}.json")
+        self.shown.add(source)
+        return makers.get(name, self._sharded)(source) + self._about(source)
+
+    def _about(self, name: str) -> str:
+        about = self.results[name]["about"]
+        versions = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
+        machine = about["machine"]
+        where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']} GB, Linux {machine['kernel']}"
+        return f"\n`{about['command']}` at {about['commit']}: {where}; {versions}.\n"
+
+    def _sharded(self, name: str) -> str:
+        found = self.results[name]
+        work, systems = found["work"], found["systems"]
+        if not systems:
+            return f"Not run: {found['not_run']['all']}.\n"
+        fastest = min(row["ms"] for row in systems.values())
+        rows = [
+            "| | ms/step | range | x fastest | memory, MB | sent per step, MB |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for system, row in systems.items():
+            relative = row["ms"] / fastest
+            rows.append(
+                f"| {_bold(SYSTEMS[system])} | {row['ms']:.0f} | {_range(row['rounds_ms'])} | {relative:.2f} "
+                f"| {row['memory'] / 1e6:.0f} | {row['sent'] / 1e6:.1f} |"
+            )
+        for system, reason in found["not_run"].items():
+            rows.append(f"| {SYSTEMS[system].label} | not run: {reason.replace('|', '/')} | | | | |")
+        self.pictures[name] = bars(
+            [SYSTEMS[system].label.replace("`", "") for system in systems],
+            [(row["ms"], min(row["rounds_ms"]), max(row["rounds_ms"])) for row in systems.values()],
+            [row["memory"] / 1e6 for row in systems.values()],
+            [SYSTEMS[system].is_ours for system in systems],
+        )
+        title = f"{self._parameters(found) / 1e6:.1f}M parameters, {work['ranks']} ranks, batch {work['batch']} a rank"
+        return f"![{title}](performance-{name}.svg)\n\n" + "\n".join(rows) + f"\n\n{self._formula(found)}\n"
+
+    @staticmethod
+    def _parameters(found: dict) -> int:
+        return next(iter(found["systems"].values()))["parameters"]
+
+    def _formula(self, found: dict) -> str:
+        work = found["work"]
+        ranks, weights = work["ranks"], 4 * self._parameters(found)
+        besides = found["alone"] - 3 * weights
+        bound = 3 * weights / ranks + besides
+        sent = 2 * weights * (ranks - 1) / ranks
+        return (
+            f"{weights / 4e6:.1f}M parameters, {ranks} ranks, {work['rounds']} rounds of {work['steps']} "
+            f"steps. The least for sharded gradients and states: (gradients + states)/N + what one rank alone needs "
+            f"besides = {bound / 1e6:.0f} MB without any bucket; 2 x weights x (N-1)/N = {sent / 1e6:.1f} MB sent."
+        )
+
+    def _overheads(self, name: str) -> str:
+        systems = self.results[name]["systems"]
+        rows = ["| | ms/step | range | with it | range | costs |", "| --- | --- | --- | --- | --- | --- |"]
+        pairs = [
+            ("AdaScale, on ours with SGD", "sgd", "adascale"),
+            ("ShardedGradScaler, on ours with AdamW", "gradients", "gradients-scaled"),
+            ("torch.amp.GradScaler, on DDP with AdamW", "ddp", "ddp-scaled"),
+        ]
+        for label, plain, other in pairs:
+            if plain in systems and other in systems:
+                a, b = systems[plain], systems[other]
+                rows.append(
+                    f"| {label} | {a['ms']:.1f} | {_range(a['rounds_ms'])} | {b['ms']:.1f} | {_range(b['rounds_ms'])} "
+                    f"| {100 * (b['ms'] / a['ms'] - 1):+.1f} % |"
+                )
+        return "\n".join(rows) + "\n"
+
+    def _offload(self, name: str) -> str:
+        labels = {"device": "everything on the GPU", "ours": "**ours, OffloadModel**", "fsdp": "FSDP2, CPU offload"}
+        labels |= {"fairscale": "FairScale OffloadModel", "deepspeed": "DeepSpeed ZeRO-3 offload"}
+        rows = ["| | ms/step | range | GPU memory, GB |", "| --- | --- | --- | --- |"]
+        for found in self.results[name]["rows"]:
+            for system, row in found["systems"].items():
+                cells = f"{row['ms']:.0f} | {_range(row['rounds_ms'])} | {row['device_gb']:.1f}"
+                rows.append(f"| {found['row']}: {labels[system]} | {cells} |")
+            for system, reason in found["not_run"].items():
+                rows.append(f"| {found['row']}: {labels[system]} | not run: {reason.replace('|', '/')} | | |")
+        return "\n".join(rows) + "\n"
+
+    def _checkpoints(self, name: str) -> str:
+        found = self.results[name]
+        seconds = {key: statistics.median(values) for key, values in found["seconds"].items()}
+        size = found["work"]["bytes"]
+        labels = {
+            "dd_write": "`dd` writes, with fsync",
+            "save": "**ours, `save`**",
+            "call": "**ours, `save(blocking=False)` returns after**",
+            "torch_save": "`torch.save`, a file for each rank, with fsync",
+            "dcp_save": "`torch.distributed.checkpoint.save`",
+            "dd_read": "`dd` reads, after the kernel was asked to drop its cache",
+            "load": "**ours, `load`, likewise**",
+            "torch_load": "`torch.load`, likewise",
+            "dcp_load": "`torch.distributed.checkpoint.load`, likewise",
+        }
+        rows = ["| | seconds | range | MB/s | times dd's rate |", "| --- | --- | --- | --- | --- |"]
+        for key, label in labels.items():
+            against = seconds["dd_read" if "load" in key or "read" in key else "dd_write"]
+            values = found["seconds"][key]
+            rate = "" if key == "call" else f"{size / seconds[key] / 1e6:.0f}"
+            ratio = "" if key == "call" else f"{against / seconds[key]:.2f}"
+            rows.append(f"| {label} | {seconds[key]:.2f} | {min(values):.2f}-{max(values):.2f} | {rate} | {ratio} |")
+        work = found["work"]
+        return "\n".join(rows) + f"\n\n{size / 2**20:.0f} MiB on {work['ranks']} ranks, {work['rounds']} rounds.\n"
+
+    def _growth_tensors(self, name: str) -> str:
+        tensors = self.results[name]["tensors"]
+        labels = {
+            "plain": "not wrapped",
+            "ddp": "DDP",
+            "replicated": "**ours, replicated**",
+            "gradients": "**ours, gradients**",
+        }
+        counts = [row["tensors"] for row in tensors["plain"]]
+        rows = [
+            "| microseconds a tensor | " + " | ".join(f"{count:,}" for count in counts) + " |",
+            "| --- |" + " --- |" * len(counts),
+        ]
+        curves = {}
+        for phase, title in (("step_all", "a whole step"), ("backward", "backward"), ("wrap", "wrapping")):
+            for system, found in tensors.items():
+                values = [1e6 * _phase(row["median"], phase) / row["tensors"] for row in found]
+                if phase != "wrap" or system != "plain":
+                    cells = " | ".join(f"{value:.2f}" for value in values)
+                    rows.append(f"| {title}, {labels[system]} | {cells} |")
+                if phase == "step_all":
+                    curves[labels[system].strip("*")] = list(zip(counts, values, strict=True))
+        self.pictures["growth-tensors"] = lines(curves, "tensors", "microseconds a tensor and step")
+        return "![step against tensors](performance-growth-tensors.svg)\n\n" + "\n".join(rows) + "\n"
+
+    def _growth_ranks(self, name: str) -> str:
+        found = self.results[name]["ranks"]
+        rows = ["| ranks | plan, ms | wrap, ms | first step, ms | step, ms |", "| --- | --- | --- | --- | --- |"]
+        for row in found:
+            middle = row["median"]
+            cells = [f"{1e3 * middle[key]:.3g}" for key in ("plan", "wrap", "first_step", "step")]
+            rows.append(f"| {row['ranks']} | " + " | ".join(cells) + " |")
+        curves = {
+            label: [(row["ranks"], 1e3 * row["median"][key]) for row in found]
+            for key, label in (("plan", "plan"), ("wrap", "wrap"), ("first_step", "first step"), ("step", "step"))
+        }
+        self.pictures["growth-ranks"] = lines(curves, "ranks, as threads of one process", "milliseconds")
+        return "![cost against ranks](performance-growth-ranks.svg)\n\n" + "\n".join(rows) + "\n"
+
+
+def _bold(system) -> str:
+    return f"**{system.label}**" if system.is_ours else system.label
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.0f}-{max(values):.0f}"
+
+
+def _phase(median: dict, phase: str) -> float:
+    if phase == "step_all":
+        return sum(median[key] for key in ("forward", "backward", "step", "zero_grad"))
+    return median[phase]
+
+
+def make(page: str) -> tuple[str, dict[str, str]]:
+    """The page with its blocks made anew, and the pictures by their names."""
+    report = Report()
+    made = BLOCK.sub(lambda found: found[1] + report.block(found[2]) + found[4], page)
+    hidden = report.results.keys() - report.shown
+    if hidden:
+        raise SystemExit(f"docs/performance.md has no block for the results {', '.join(sorted(hidden))}")
+    return made, {f"performance-{name}.svg": picture for name, picture in report.pictures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if something would change")
+    options = parser.parse_args()
+    page, pictures = make(PAGE.read_text())
+    files = {PAGE: page} | {DOCS / name: picture for name, picture in pictures.items()}
+    stale = [path.name for path, text in files.items() if not path.exists() or path.read_text() != text]
+    stale += [path.name for path in DOCS.glob("performance-*.svg") if path not in files]
+    if options.check and stale:
+        sys.exit(f"not what the results say: {', '.join(stale)}. Run python benchmarks/report.py")
+    if not options.check:
+        for path, text in files.items():
+            path.write_text(text)
+    print("docs/performance.md agrees with benchmarks/results" if options.check else f"wrote {len(files)} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The documentation holds together, its first programs run, and the messages that it explains exist."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import pages
+from support.pages import ROOT, TOOLS
+
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_has_the_outline(name):
+    headings = list(pages.sections(pages.read(name)))
+    assert headings[: len(pages.OUTLINE)] == pages.OUTLINE
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_index_has_every_page():
+    index = (ROOT / "docs/README.md").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_the_picture_is_what_its_program_draws():
+    drawn = subprocess.run([sys.executable, ROOT / "docs/draw_step.py"], capture_output=True, text=True, check=True)
+    assert drawn.stdout == (ROOT / "docs/step.svg").read_text()
+
+
+def run_python(program, folder):
+    """Runs a program as its first line says: by itself, or as ranks in the environment that torchrun makes."""
+    (folder / "first.py").write_text(program)
+    command = [sys.executable, "first.py"]
+    ranks = re.match(r"# torchrun --nproc-per-node (\d) first.py\b", program)
+    environments = [{}]
+    if ranks:
+        number = int(ranks.group(1))
+        meeting = {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1"}
+        meeting |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        environments = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+    path = {"PYTHONPATH": str(ROOT / "python")}
+    started = [
+        subprocess.Popen(command, cwd=folder, env=os.environ | path | environment, text=True, stdout=-1, stderr=-1)
+        for environment in environments
+    ]
+    results = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), results
+    return results[0][0]
+
+
+def free_port():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def run_cpp(name, folder):
+    program = ROOT / "build/bin" / f"docs-{name}"
+    result = subprocess.run([program], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def run(name, language, folder):
+    return run_cpp(name, folder) if language == "cpp" else run_python(pages.first_program(name, "python"), folder)
+
+
+@pytest.mark.parametrize("name", [name for name in TOOLS if name != "comm"])
+@pytest.mark.parametrize("language", ["python", "cpp"])
+def test_a_first_program_learns(name, language, tmp_path):
+    first, last = re.search(r"loss (\S+) -> ([\d.]+)", run(name, language, tmp_path)).groups()
+    assert float(last) < 0.5 * float(first)
+
+
+@pytest.mark.parametrize("language", ["python", "cpp"])
+def test_the_first_program_of_comm_sums(language, tmp_path):
+    assert "the sum is 3" in run("comm", language, tmp_path)
+
+
+def test_the_first_program_of_checkpoints_goes_on(tmp_path):
+    """Also where the other language has ended: but for the parts that only one of them has."""
+    assert "from step 0: " in run("checkpoints", "cpp", tmp_path)
+    assert "from step 100: " in run("checkpoints", "cpp", tmp_path)
+
+
+def source_text():
+    """All that our sources say: strings that stand beside each other are one."""
+    files = [file for folder in ("src", "include", "python", "cli") for file in (ROOT / folder).rglob("*")]
+    text = "\n".join(file.read_text() for file in files if file.suffix in (".cpp", ".h", ".py"))
+    return re.sub(r'"\s*\n\s*f?"', "", text)
+
+
+def test_messages_are_those_of_the_sources():
+    text = source_text()
+    for name in TOOLS:
+        rows = re.findall(r"^\| `(.+?)` \|", pages.sections(pages.read(name))["Failure messages"], flags=re.M)
+        assert len(rows) >= 5
+        for message in rows:
+            for words in re.split(r"<[\w ]+>", message):
+                assert len(words.strip()) < 4 or words.strip() in text, f"{name}.md: {message}: {words}"
+
+
+def test_the_first_program_of_the_readme_runs(tmp_path):
+    program = pages.code((ROOT / "README.md").read_text(), "python")[0]
+    assert "loss " in run_python(program, tmp_path)
+
+
+def test_paths_in_the_text_exist():
+    for page in PAGES:
+        for path in re.findall(
+            r"`((?:benchmarks|examples|tests|scripts|docs|include|src|python)/[\w./-]+)`", page.read_text()
+        ):
+            assert Path(ROOT / path).exists(), f"{page.name}: {path}"

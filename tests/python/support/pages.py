@@ -1,0 +1,58 @@
+"""The documentation's pages, taken apart for tests.
+
+As a program (pages.py FOLDER) writes the first programs in C++ to a folder, for CMake to build. That of the README
+comes with its CMakeLists.txt.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+#: The pages of tools, which have one outline.
+TOOLS = ("sharding", "mixed_precision", "adascale", "offload", "outer", "checkpoints", "comm")
+OUTLINE = ["What it is for", "When not to use it", "First program", "Options", "Cost", "Failure messages"]
+
+
+def read(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text()
+
+
+def sections(text: str) -> dict[str, str]:
+    """The text under each heading of the second level, in order."""
+    parts = re.split(r"^## (.+)\n", re.sub(r"^```.*?^```$", _hide_headings, text, flags=re.M | re.S), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _hide_headings(block: re.Match) -> str:
+    return re.sub(r"^## ", "##  ", block.group(), flags=re.M)
+
+
+def code(text: str, language: str) -> list[str]:
+    """The blocks of code in a language."""
+    return re.findall(rf"^```{re.escape(language)}\n(.*?)^```$", text, flags=re.M | re.S)
+
+
+def first_program(name: str, language: str) -> str:
+    (program,) = code(sections(read(name))["First program"], language)
+    return program
+
+
+def write(file: Path, text: str) -> None:
+    """Leaves a file that has not changed alone, so that it is not built again."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.is_file() or file.read_text() != text:
+        file.write_text(text)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for name in TOOLS:
+        write(folder / f"{name}.cpp", first_program(name, "cpp"))
+    readme = (ROOT / "README.md").read_text()
+    write(folder / "readme/main.cpp", code(readme, "cpp")[0])
+    write(folder / "readme/CMakeLists.txt", code(readme, "cmake")[0])
+
+
+if __name__ == "__main__":
+    main()
