@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   fairshard::cli::add_consolidate(app);
   fairshard::cli::add_inspect(app);
+  fairshard::cli::add_plan(app);
   fairshard::cli::add_report(app);
   fairshard::cli::add_sample(app);
   fairshard::cli::add_train(app);

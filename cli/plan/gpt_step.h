@@ -1,0 +1,67 @@
+#pragma once
+// One step of the trainer's model, followed by its memory: what forward allocates, what autograd
+// keeps, and what backward needs and frees, in the order of the engine. Nothing is computed.
+
+#include "gradient_sinks.h"
+#include "ledger.h"
+#include "model_shape.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace fairshard::cli::planning {
+
+struct StepShape {
+  gpt::GptOptions model;
+  /// In one forward of one rank.
+  int64_t windows = 1;
+  /// Matrix products in bfloat16 by autocast.
+  bool is_mixed = false;
+  /// Of each block, which blocks are computed again together in backward: blocks of one number are;
+  /// -1 for those that are not.
+  std::vector<int64_t> recomputed_with;
+};
+
+class GptStep {
+ public:
+  GptStep(const StepShape& shape, MemoryLedger& ledger);
+
+  /// Leaves the ledger as it was, but for what the sink keeps.
+  void run(GradientSink& sink);
+
+ private:
+  void forward(int64_t block);
+  void forward_embeddings();
+  void forward_layer();
+  void forward_read_out();
+  void forward_loss();
+  void backward(int64_t block, GradientSink& sink, bool owns_input);
+  void backward_again(int64_t first, int64_t last, GradientSink& sink);
+  void backward_loss();
+  void backward_read_out(GradientSink& sink, bool owns_input);
+  void backward_layer(size_t parameter, GradientSink& sink, bool owns_input);
+  void backward_attention(size_t parameter, GradientSink& sink);
+  void backward_embeddings(GradientSink& sink);
+  void backward_norm(size_t parameter, GradientSink& sink, bool owns_input);
+  /// A linear layer whose weight is `parameter` and whose bias follows it.
+  void backward_linear(size_t parameter, int64_t gradient_in, int64_t saved, int64_t gradient_out,
+                       GradientSink& sink);
+  void add_gradients(int64_t bytes);
+  void cast(int64_t from, int64_t to);
+  int64_t output_bytes(int64_t block) const;
+  int64_t casts_of(int64_t weights) const { return shape_.is_mixed ? 2 * weights : 0; }
+  bool is_read_out(int64_t block) const { return block == shape_.model.layers() + 1; }
+  int64_t end_of_recomputation(int64_t block) const;
+
+  StepShape shape_;
+  ModelShape parameters_;
+  MemoryLedger& ledger_;
+  int64_t tokens_;
+  int64_t stream_;  ///< the residual stream: tokens x width in float32
+  int64_t hidden_;  ///< as much in the dtype of matrix products
+  int64_t statistics_;
+  int64_t sums_;  ///< of attention's exponentials
+  int64_t logits_;
+};
+
+}  // namespace fairshard::cli::planning

@@ -1,0 +1,119 @@
+#include "gradient_sinks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace fairshard::cli::planning {
+namespace {
+
+constexpr size_t kBucketsInFlight = 2;
+constexpr int64_t kElementBytes = 4;
+/// See comm/: smaller all-reduces send everything to everybody.
+constexpr int64_t kOneRoundBytes = 64 << 10;
+
+}  // namespace
+
+ReducingSink::ReducingSink(MemoryLedger& ledger, const shard::ShardPlan& plan, bool is_sharded)
+    : ledger_(ledger), plan_(plan), is_sharded_(is_sharded), pooled_(plan.buckets().size()) {
+  for (const auto& bucket : plan.buckets()) {
+    missing_.push_back(bucket.slots.size());
+  }
+}
+
+int64_t ReducingSink::bytes_of(size_t bucket) const {
+  return plan_.buckets()[bucket].length() * kElementBytes;
+}
+
+/// The pool gives the first memory that is large enough, and drops all that is too small.
+int64_t ReducingSink::take_from_pool(int64_t bytes) {
+  const auto found =
+      std::find_if(free_.begin(), free_.end(), [&](int64_t each) { return each >= bytes; });
+  if (found != free_.end()) {
+    const int64_t memory = *found;
+    free_.erase(found);
+    return memory;
+  }
+  for (const int64_t each : std::exchange(free_, {})) {
+    ledger_.give(each);
+  }
+  ledger_.take(bytes);
+  return bytes;
+}
+
+void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
+  const size_t bucket = plan_.bucket_of(parameter);
+  const bool is_new = missing_[bucket] == plan_.buckets()[bucket].slots.size();
+  if (is_new) {
+    // Only pooled memory makes backward wait for those under way. Otherwise they are as good as
+    // done by the time that the next gradient is computed, but not within a burst.
+    while (started_.size() >= kBucketsInFlight && (is_sharded_ || !is_burst_)) {
+      finish_oldest();
+    }
+    pooled_[bucket] = is_sharded_ ? take_from_pool(bytes_of(bucket)) : 0;
+  }
+  ledger_.give(bytes);
+  if (--missing_[bucket] == 0) {
+    start(bucket);
+  }
+}
+
+void ReducingSink::start(size_t bucket) {
+  const bool is_one_round = !is_sharded_ && bytes_of(bucket) <= kOneRoundBytes;
+  const int64_t part = is_one_round ? bytes_of(bucket) : bytes_of(bucket) / plan_.ranks();
+  const int64_t received = (plan_.ranks() - 1) * part;
+  ledger_.take(received);
+  started_.push_back({pooled_[bucket], received});
+  missing_[bucket] = plan_.buckets()[bucket].slots.size();  // for the next step
+}
+
+void ReducingSink::finish_oldest() {
+  ledger_.give(started_.front().received);
+  if (is_sharded_) {
+    free_.push_back(started_.front().pooled);
+  }
+  started_.pop_front();
+}
+
+void ReducingSink::begin_burst() {
+  finish();
+  is_burst_ = true;
+}
+
+void ReducingSink::take_all() {
+  for (const size_t parameter : plan_.order()) {
+    take_gradient(parameter, 0);
+  }
+  finish();
+}
+
+void ReducingSink::finish() {
+  while (!started_.empty()) {
+    finish_oldest();
+  }
+}
+
+PagingSink::PagingSink(MemoryLedger& ledger, std::vector<int64_t> slice_of_parameter,
+                       std::vector<int64_t> slice_of_block, std::unique_ptr<ReducingSink> reducer)
+    : ledger_(ledger),
+      slice_of_parameter_(std::move(slice_of_parameter)),
+      slice_of_block_(std::move(slice_of_block)),
+      reducer_(std::move(reducer)) {}
+
+void PagingSink::take_gradient(size_t parameter, int64_t bytes) {
+  (slice_of_parameter_[parameter] < 0 ? shared_ : held_) += bytes;
+}
+
+void PagingSink::leave_block(size_t block) {
+  if (block == 0 || slice_of_block_[block - 1] != slice_of_block_[block]) {
+    ledger_.give(std::exchange(held_, 0));
+  }
+}
+
+void PagingSink::finish() {
+  ledger_.give(std::exchange(shared_, 0));
+  if (reducer_) {
+    reducer_->take_all();
+  }
+}
+
+}  // namespace fairshard::cli::planning

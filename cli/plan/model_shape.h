@@ -1,0 +1,46 @@
+#pragma once
+// plan/ predicts what a model needs before it is trained. This header: what is known of the model.
+
+#include "gpt/model_options.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fairshard::cli::planning {
+
+struct ParameterShape {
+  std::string name;
+  int64_t numel = 0;
+};
+
+struct ModelShape {
+  std::string name;
+  /// In the order in which a module registers them.
+  std::vector<ParameterShape> parameters;
+  /// Parts that run one after another, by the numbers of their parameters. Parts may share some.
+  std::vector<std::vector<size_t>> blocks;
+  /// Where it is known what is computed, and so what must be kept for backward.
+  std::optional<gpt::GptOptions> gpt;
+
+  int64_t parameter_count() const;
+};
+
+/// The trainer's model. Its blocks are the embeddings, the layers and the read-out.
+ModelShape shape_of_gpt(const std::string& name, const gpt::GptOptions& options);
+
+/// The numbers of a layer's first parameter and of those after the layers; see shape_of_gpt().
+constexpr size_t kTokenEmbedding = 0;
+constexpr size_t kPositionEmbedding = 1;
+constexpr size_t first_of_layer(int64_t layer) { return 2 + 12 * static_cast<size_t>(layer); }
+
+/// The tensors of a safetensors file, or those of the part "model" of a checkpoint. What is not
+/// floating point is passed over. Throws c10::ValueError with the path if there is nothing to train
+/// in it.
+ModelShape shape_of_path(const std::string& path);
+
+/// So many parameters, in a hundred equal tensors.
+ModelShape shape_of_count(int64_t parameters);
+
+}  // namespace fairshard::cli::planning

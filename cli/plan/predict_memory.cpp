@@ -1,0 +1,150 @@
+#include "gpt_step.h"
+#include "layout.h"
+#include "predict.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+namespace fairshard::cli::planning {
+namespace {
+
+constexpr int64_t kFloat = 4;
+constexpr int64_t kMomentsOfAdamW = 2;
+/// Batches that the trainer has ready, beside the one in use; tokens and targets are int64.
+constexpr int64_t kBatches = 5;
+constexpr int64_t kBatchBytesPerToken = 16;
+
+/// What the rank with the most owns.
+int64_t own_elements(const shard::ShardPlan& plan, bool with_padding) {
+  int64_t most = 0;
+  for (int rank = 0; rank < plan.ranks(); ++rank) {
+    int64_t sum = 0;
+    if (with_padding) {
+      for (size_t bucket = 0; bucket < plan.buckets().size(); ++bucket) {
+        sum += plan.range_length(bucket, rank);
+      }
+    } else {
+      for (const auto& piece : plan.pieces(rank)) {
+        sum += piece.numel();
+      }
+    }
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+int64_t all_elements(const shard::ShardPlan& plan) {
+  int64_t sum = 0;
+  for (const auto& bucket : plan.buckets()) {
+    sum += bucket.length();
+  }
+  return sum;
+}
+
+/// The largest buckets: two under way, and one that is being filled.
+int64_t most_bucket_bytes(const shard::ShardPlan& plan) {
+  std::vector<int64_t> sizes;
+  for (const auto& bucket : plan.buckets()) {
+    sizes.push_back(bucket.length() * kFloat);
+  }
+  std::ranges::sort(sizes, std::ranges::greater());
+  int64_t bytes = 0;
+  for (size_t i = 0; i < std::min<size_t>(sizes.size(), 3); ++i) {
+    bytes += sizes[i];
+  }
+  return bytes;
+}
+
+/// Weights, gradients, states and buckets of a plan.
+MemoryPrediction planned_memory(const shard::ShardPlan& plan, Sharding sharding,
+                                int64_t parameters) {
+  MemoryPrediction memory;
+  memory.weights = all_elements(plan) * kFloat;
+  memory.gradients =
+      (sharding == Sharding::kGradients ? own_elements(plan, true) : all_elements(plan)) * kFloat;
+  memory.optimizer = kMomentsOfAdamW * kFloat *
+                     (sharding == Sharding::kNone ? parameters : own_elements(plan, false));
+  memory.buckets = sharding == Sharding::kGradients ? most_bucket_bytes(plan) : 0;
+  return memory;
+}
+
+/// Which blocks are computed again together; see StepShape.
+std::vector<int64_t> recomputed_blocks(const ModelShape& model, const Strategy& strategy,
+                                       const PageLayout* pages) {
+  std::vector<int64_t> result(model.blocks.size(), -1);
+  if (strategy.recomputes && pages) {
+    return pages->slice_of_block;
+  }
+  for (size_t i = 1; strategy.recomputes && i + 1 < result.size(); ++i) {
+    result[i] = static_cast<int64_t>(i);
+  }
+  return result;
+}
+
+/// The peak on the device, on top of what stays from step to step. The first step fills pools, the
+/// second is like all that follow.
+int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Workload& workload,
+                     const PageLayout* pages, const shard::ShardPlan& plan, int64_t lasting) {
+  MemoryLedger ledger;
+  ledger.take(lasting);
+  const bool is_sharded = strategy.sharding == Sharding::kGradients;
+  auto reducer = std::make_unique<ReducingSink>(ledger, plan, is_sharded);
+  std::unique_ptr<GradientSink> sink;
+  if (pages) {
+    const bool counts_reducer = workload.is_on_host && workload.ranks > 1;
+    sink = std::make_unique<PagingSink>(ledger, pages->slice_of_parameter, pages->slice_of_block,
+                                        counts_reducer ? std::move(reducer) : nullptr);
+  } else {
+    sink = std::move(reducer);
+  }
+  const StepShape shape{*model.gpt, std::max<int64_t>(workload.batch / workload.ranks, 1),
+                        strategy.is_mixed, recomputed_blocks(model, strategy, pages)};
+  const int64_t tokens = shape.windows * model.gpt->context();
+  ledger.take(kBatches * kBatchBytesPerToken * tokens);
+  GptStep step(shape, ledger);
+  step.run(*sink);
+  ledger.reset_peak();
+  step.run(*sink);
+  return ledger.peak();
+}
+
+/// Without knowledge of what is computed: only the gradient that is being reduced is added.
+int64_t largest_gradient(const ModelShape& model) {
+  int64_t most = 0;
+  for (const auto& parameter : model.parameters) {
+    most = std::max(most, parameter.numel);
+  }
+  return most * kFloat;
+}
+
+}  // namespace
+
+MemoryPrediction predict_memory(const ModelShape& model, const Strategy& strategy,
+                                const Workload& workload) {
+  const auto plan = bucket_layout(model, strategy.sharding, workload.ranks);
+  const int64_t parameters = model.parameter_count();
+  MemoryPrediction memory = planned_memory(plan, strategy.sharding, parameters);
+  std::optional<PageLayout> pages;
+  if (strategy.slices > 0) {
+    pages = page_layout(model, strategy.slices);
+    // One rank alone steps where its pages lie; several share flat copies in host memory.
+    const bool is_alone = workload.ranks == 1;
+    const int64_t shared = memory.weights + memory.gradients + memory.buckets;
+    const int64_t states = is_alone ? kMomentsOfAdamW * kFloat * parameters : memory.optimizer;
+    const bool counts_shared = workload.is_on_host && !is_alone;
+    memory = counts_shared ? memory : MemoryPrediction();
+    memory.weights += pages->device_bytes;
+    memory.host = pages->host_bytes + (counts_shared ? 0 : states + (is_alone ? 0 : shared));
+  }
+  const int64_t named = memory.weights + memory.gradients + memory.optimizer + memory.buckets;
+  // Buckets are counted as they are used.
+  const int64_t lasting = named - memory.buckets;
+  const auto* const paging = pages ? &*pages : nullptr;
+  memory.peak = model.gpt ? peak_of_step(model, strategy, workload, paging, plan, lasting)
+                          : named + largest_gradient(model);
+  memory.activations = std::max<int64_t>(memory.peak - named, 0);
+  return memory;
+}
+
+}  // namespace fairshard::cli::planning
