@@ -1,5 +1,6 @@
 """A time counts only if the loss is right, and the page shows what the results say."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_another_loss_of_ours_is_an_error(benchmarks):
     from harness import _check_losses
 
     figures = {"ddp": _figures(2.0), "ddp+zero": _figures(2.0), "gradients": _figures(2.1)}
-    with pytest.raises(RuntimeError, match="gradients: its loss is 5.00% away"):
+    with pytest.raises(RuntimeError, match=r"gradients: its loss is 5\.00% away"):
         _check_losses(figures, {})
 
 
@@ -40,11 +41,32 @@ def test_the_page_says_what_the_results_say():
     subprocess.run([sys.executable, BENCHMARKS / "report.py", "--check"], check=True)
 
 
-def test_a_page_that_was_changed_by_hand_is_noticed(benchmarks):
+@pytest.fixture
+def one_result(benchmarks, monkeypatch, tmp_path):
     import report
 
-    page = report.PAGE.read_text()
-    begin = page.index("<!-- end -->")
-    changed = page[:begin] + "| a row of one's own |\n" + page[begin:]
-    made, _ = report.make(changed)
-    assert made == page
+    monkeypatch.setattr(report, "HERE", tmp_path)
+    machine = {"cpu": "a CPU", "cores": 2, "memory_gb": 4, "kernel": "6"}
+    about = {"commit": "c0ffee", "command": "python x.py", "versions": {"torch": "2"}, "machine": machine}
+    work = {"model": "tiny", "ranks": 2, "batch": 2, "steps": 3, "warmup": 1, "rounds": 1}
+    systems = {"ddp": {**_figures(2.0), "ms": 12.0}, "gradients": {**_figures(2.0), "ms": 10.0}}
+    found = {"about": about, "work": work, "systems": systems, "not_run": {"fsdp": "no reason"}, "alone": 100}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/sharded-tiny.json").write_text(json.dumps(found))
+    return report
+
+
+def test_blocks_are_made_from_results_and_what_is_around_them_stays(one_result):
+    page, pictures = one_result.make("before\n<!-- made: sharded-tiny -->\nold\n<!-- end -->\nafter\n")
+    assert page.startswith("before\n<!-- made: sharded-tiny -->\n") and page.endswith("<!-- end -->\nafter\n")
+    assert "| DDP | 12 | 1-1 | 1.20 |" in page and "| **ours, gradients** | 10 | 1-1 | 1.00 |" in page
+    assert "not run: no reason" in page and "old" not in page
+    assert list(pictures) == ["performance-sharded-tiny.svg"]
+    assert one_result.make(page) == (page, pictures)
+
+
+def test_results_without_a_block_and_blocks_without_results_are_errors(one_result):
+    with pytest.raises(SystemExit, match="no block for the results sharded-tiny"):
+        one_result.make("a page without blocks")
+    with pytest.raises(SystemExit, match=r"has no sharded-other\.json"):
+        one_result.make("<!-- made: sharded-other -->\n<!-- end -->\n")
