@@ -20,7 +20,7 @@ build: setup ## build the library, the programs (build/bin) and the Python exten
 
 train: build ## train a small byte-level GPT on two local ranks, let it write, and make a report
 	@rm -rf build/train && mkdir build/train
-	@build/bin/fairshard train --ranks 2 --steps 1000 --lr 2e-3 --save build/train --log build/train/run.jsonl $(ARGS)
+	@build/bin/fairshard train --ranks 2 --steps 800 --lr 2e-3 --save build/train --log build/train/run.jsonl $(ARGS)
 	@build/bin/fairshard sample build/train --prompt 'def '
 	@build/bin/fairshard report build/train/run.jsonl -o build/train/report.html
 
@@ -41,7 +41,6 @@ fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 	@scripts/fuzz 60 $(ARGS)
 
 docs: ## make the reference of the C++ headers in build/docs (Doxygen)
-	@scripts/setup docs
 	@scripts/docs
 
 bench: build ## measure us and the peers (FULL=1: every row), and write docs/performance.md anew

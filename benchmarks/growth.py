@@ -1,6 +1,7 @@
 """How cost grows: with 100 to 100,000 parameters, and with 2 to 64 ranks.
 
-    python benchmarks/growth.py
+    python benchmarks/growth.py            # up to 10,000 parameters
+    python benchmarks/growth.py --full
 
 Parameters: growth_rank.py in fresh processes, in turn, for three rounds, beside torch's DDP and a model that is
 not wrapped; a figure counts only if losses agree. Ranks: threads of one program in C++, three times.
@@ -63,10 +64,14 @@ def by_ranks(counts: list[int], rounds: int) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tensors", nargs="*", type=int, default=[100, 1000, 10000, 100000])
+    parser.add_argument("--tensors", nargs="*", type=int, default=[100, 1000, 10000])
+    parser.add_argument("--full", action="store_true", help="up to 100,000 parameters")
     parser.add_argument("--ranks", nargs="*", type=int, default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    is_default = options in (parser.parse_args([]), parser.parse_args(["--full"]))
+    if options.full:
+        options.tensors.append(100000)
     figures = {"tensors": by_tensors(options.tensors, options.rounds), "ranks": by_ranks(options.ranks, options.rounds)}
     for system, rows in figures["tensors"].items():
         for row in rows:
@@ -77,7 +82,7 @@ def main() -> None:
             f"{row['ranks']:3d} ranks: "
             + ", ".join(f"{key} {1e3 * row['median'][key]:.3f} ms" for key in row["median"])
         )
-    if options == parser.parse_args([]):
+    if is_default:
         machine.write("growth", figures)
 
 

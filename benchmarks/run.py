@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 MAIN = [["sharded_training.py"], ["checkpoints.py", "--out"], ["growth.py"]]
-FULL = [["sharded_training.py", "--full"], ["checkpoints.py", "--out"], ["growth.py"]]
+FULL = [["sharded_training.py", "--full"], ["checkpoints.py", "--out"], ["growth.py", "--full"]]
 GPU = [["offload_training.py"]]
 
 

@@ -175,6 +175,9 @@ nlohmann::json value_of(const CLI::Option& option) {
     return option.count() > 0 && option.as<bool>();
   }
   const std::string text = option.count() > 0 ? option.results().back() : option.get_default_str();
+  if (text.empty()) {
+    return nullptr;
+  }
   const auto number = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   return number.is_number() ? number : nlohmann::json(text);
 }

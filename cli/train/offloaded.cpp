@@ -99,9 +99,8 @@ class OffloadStrategy final : public Strategy {
   void finish() override { settle(); }
 
   void add_to(Checkpoint& checkpoint) override {
-    checkpoint.add("model", *model_).add("optimizer", *optimizer_);
+    checkpoint.add("model", *model_, paged_->offload()).add("optimizer", *optimizer_);
   }
-  bool can_copy_state() const override { return false; }
   MemoryUse memory_use() override;
   std::vector<comm::Group> groups() const override { return {group_}; }
   PagedSpans take_spans() override { return {made_, paged_->offload().pager().take_spans()}; }

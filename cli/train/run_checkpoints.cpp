@@ -45,14 +45,8 @@ std::optional<int64_t> RunCheckpoints::resume() {
 void RunCheckpoints::start(int64_t step) {
   finish();
   strategy_.settle();
-  if (strategy_.can_copy_state()) {
-    checkpoint_->save_async(step);
-    under_way_ = step;
-  } else {
-    checkpoint_->save(step);
-    note(step);
-  }
-  last_ = step;
+  checkpoint_->save_async(step);
+  under_way_ = last_ = step;
 }
 
 void RunCheckpoints::save(int64_t step) {

@@ -26,7 +26,7 @@ class RunCheckpoints {
   bool is_due(int64_t step) const {
     return checkpoint_ && save_every_ > 0 && step % save_every_ == 0;
   }
-  /// Starts to save, beside training if the strategy can afford that. Waits for an earlier save.
+  /// Starts to save; a paged model is saved before this returns. Waits for an earlier save.
   void start(int64_t step);
   /// Saves, unless this step is saved already, and waits.
   void save(int64_t step);

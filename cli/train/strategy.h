@@ -49,8 +49,6 @@ class Strategy {
 
   /// Adds all that has a state, under the same names whatever the strategy is.
   virtual void add_to(Checkpoint& checkpoint) = 0;
-  /// Whether a copy of the state in host memory, for saving beside training, is affordable.
-  virtual bool can_copy_state() const { return true; }
   /// What this rank holds between a step and the next zero_grad(); without activations and peak.
   virtual MemoryUse memory_use() = 0;
   /// Through which this rank sends, each once; the first is that of all ranks.

@@ -262,13 +262,14 @@ void Trainer::end(bool is_terminated) {
   if (is_terminated) {
     // As it is: what goes on from here must be what would have gone on.
     checkpoints_.save(done_);
+    log_saves();
     log_.event(done_, clock_.elapsed_s(), "terminated", "SIGTERM");
   } else {
     strategy_->finish();
     checkpoints_.save(done_);
+    log_saves();
     validate(done_);
   }
-  log_saves();
   if (!options_.trace.empty()) {
     timeline_.write(group_, options_.trace);
   }

@@ -19,6 +19,8 @@
 
 namespace fairshard {
 
+class OffloadModel;
+
 /// How many are kept, and how long ranks wait for each other.
 using CheckpointOptions = store::SaverOptions;
 using store::LoadReport;
@@ -45,6 +47,9 @@ class Checkpoint {
 
   /// Parameters, the same on all ranks, and buffers, of which rank 0's are saved.
   Checkpoint& add(const std::string& name, torch::nn::Module& module);
+  /// The same of a model that is paged. It is written from where it is, because a copy would take
+  /// as much host memory again: with it, save_async() returns when all is written.
+  Checkpoint& add(const std::string& name, torch::nn::Module& module, OffloadModel& offload);
   /// An OSS, or one of torch's or our own optimizers, with its state and options. Its parameters
   /// have the names that they have in the modules which were added.
   Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);

@@ -115,7 +115,11 @@ void bind_worker(py::module_& m) {
           py::arg("is_first") = false,
           "States: of Adam step, averages, averages of squares, their largest; of SGD the "
           "momentum.")
-      .def("zeros_like", &OptimizerWorker::zeros_like)
+      .def("home_of",
+           [](OptimizerWorker& worker, const std::optional<at::Tensor>& state,
+              const at::Tensor& parameter) {
+             return worker.home_of(state.value_or(at::Tensor()), parameter);
+           })
       .def("set_stepping", &OptimizerWorker::set_stepping)
       .def("wait", &OptimizerWorker::wait, released)
       .def("wait_for_plans", &OptimizerWorker::wait_for_plans, released)

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fairshard {
@@ -28,6 +29,10 @@ Checkpoint& Checkpoint::add(const std::string& name, std::shared_ptr<CheckpointP
 
 Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module) {
   return add(name, make_part(module));
+}
+Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module,
+                            OffloadModel& offload) {
+  return add(name, make_part(module, offload));
 }
 Checkpoint& Checkpoint::add(const std::string& name, torch::optim::Optimizer& optimizer) {
   return add(name, make_part(optimizer));
@@ -81,7 +86,11 @@ store::State Checkpoint::state() {
 
 void Checkpoint::save(int64_t step) { saver_.save(step, state()); }
 
-void Checkpoint::save_async(int64_t step) { saver_.save_async(step, state()); }
+void Checkpoint::save_async(int64_t step) {
+  const bool can_copy = std::all_of(parts_.begin(), parts_.end(),
+                                    [](const auto& part) { return part.second->can_copy(); });
+  can_copy ? saver_.save_async(step, state()) : saver_.save(step, state());
+}
 
 std::optional<LoadReport> Checkpoint::load(bool strict) {
   const auto directory = saver_.latest();

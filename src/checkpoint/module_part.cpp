@@ -1,4 +1,5 @@
 #include "parts.h"
+#include <fairshard/nn/offload_model.h>
 
 #include <c10/util/Exception.h>
 
@@ -50,10 +51,29 @@ class ModulePart : public CheckpointPart {
   torch::nn::Module& module_;
 };
 
+class PagedModulePart final : public ModulePart {
+ public:
+  PagedModulePart(torch::nn::Module& module, OffloadModel& offload)
+      : ModulePart(module), offload_(offload) {}
+
+  void describe(const std::string& name, CheckpointContext& context) override {
+    offload_.wait_for_step();
+    ModulePart::describe(name, context);
+  }
+  bool can_copy() const override { return false; }
+
+ private:
+  OffloadModel& offload_;
+};
+
 }  // namespace
 
 std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module) {
   return std::make_shared<ModulePart>(module);
+}
+
+std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module, OffloadModel& offload) {
+  return std::make_shared<PagedModulePart>(module, offload);
 }
 
 void CheckpointContext::add_module(const std::string& part, const torch::nn::Module& module) {

@@ -13,7 +13,10 @@
 
 namespace fairshard {
 
+class OffloadModel;
+
 std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module);
+std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module, OffloadModel& offload);
 std::shared_ptr<CheckpointPart> make_part(torch::optim::Optimizer& optimizer);
 std::shared_ptr<CheckpointPart> make_part(ShardedGradScaler& scaler);
 std::shared_ptr<CheckpointPart> make_part(LearningRate& rate);

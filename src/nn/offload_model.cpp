@@ -113,7 +113,7 @@ StepState state_for(torch::optim::Optimizer& optimizer, const at::Tensor& parame
   auto& own = static_cast<FusedState&>(*slot);
   StepState state;
   const auto make = [&](at::Tensor& tensor) {
-    tensor = tensor.defined() ? tensor : worker.zeros_like(parameter);
+    tensor = worker.home_of(tensor, parameter);
     return tensor;
   };
   if (options.rule() != StepRule::kSgd) {

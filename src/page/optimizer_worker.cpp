@@ -284,8 +284,21 @@ void OptimizerWorker::plan(const at::Tensor& parameter, const StepOptions& optio
   threads_->plan(parameter, options, state);
 }
 
-at::Tensor OptimizerWorker::zeros_like(const at::Tensor& parameter) {
-  return pager_->zeros_like(threads_->slice_of(parameter), parameter);
+at::Tensor OptimizerWorker::home_of(const at::Tensor& state, const at::Tensor& parameter) {
+  if (state.defined()) {
+    const auto found = homes_.find(state.storage().unsafeGetStorageImpl());
+    if (found != homes_.end() && !found->second.expired()) {
+      return state;
+    }
+  }
+  at::Tensor home = pager_->zeros_like(threads_->slice_of(parameter), parameter);
+  homes_.insert_or_assign(
+      home.storage().unsafeGetStorageImpl(),
+      c10::weak_intrusive_ptr<c10::StorageImpl>(home.storage().getWeakStorageImpl()));
+  if (state.defined()) {
+    home.copy_(state);
+  }
+  return home;
 }
 
 void OptimizerWorker::set_stepping(bool is_on) {

@@ -59,6 +59,8 @@ class CheckpointPart {
   /// Adds what there is to save, under keys that begin with "name/".
   virtual void save(const std::string& name, const CheckpointContext& context,
                     store::State& state) = 0;
+  /// Whether its state may be copied to host memory, to be written beside training.
+  virtual bool can_copy() const { return true; }
   /// Asks for it again.
   virtual void load(const std::string& name, const CheckpointContext& context,
                     store::LoadPlan& plan) = 0;

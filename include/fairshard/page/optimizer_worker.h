@@ -6,9 +6,11 @@
 #include <fairshard/page/pager.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
 #include <torch/arg.h>
 
 #include <memory>
+#include <unordered_map>
 
 namespace fairshard::page {
 
@@ -59,8 +61,9 @@ class OptimizerWorker {
   /// How a parameter is stepped from now on. A gradient of a parameter without a plan is an error
   /// of the next wait().
   void plan(const at::Tensor& parameter, const StepOptions& options, const StepState& state);
-  /// Zeros for a state of this parameter, in memory of the same kind.
-  at::Tensor zeros_like(const at::Tensor& parameter);
+  /// A state of this parameter, in memory of the same kind: `state` itself if it is there already,
+  /// a copy if it is elsewhere (from a checkpoint, say), and zeros if it is undefined.
+  at::Tensor home_of(const at::Tensor& state, const at::Tensor& parameter);
 
   /// While it is off, gradients add up in .grad, and are stepped by the next backward with it on.
   void set_stepping(bool is_on);
@@ -79,6 +82,8 @@ class OptimizerWorker {
   class Threads;
   std::shared_ptr<Pager> pager_;
   std::unique_ptr<Threads> threads_;
+  /// Of states that home_of() has given. Weak: an optimizer may have dropped them.
+  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> homes_;
 };
 
 }  // namespace fairshard::page

@@ -94,13 +94,15 @@ class Checkpoint:
 
         If not ``blocking``, it returns when the state has been copied to host memory, and a thread writes. The
         next ``save`` or ``wait`` waits for that and raises what it has met. What is under way when the program
-        ends is given up, so ``wait`` before that, or use ``with``.
+        ends is given up, so ``wait`` before that, or use ``with``. With an ``OffloadModel`` among the parts it always
+        blocks: the model is written from where it is, because a copy would take as much host memory again.
         """
         context = self._context()
         state = _store.State(self._rank, self._ranks)
         for name, part in self._parts.items():
             part.save(name, context, state)
-        (self._saver.save if blocking else self._saver.save_async)(step, state)
+        can_copy = all(getattr(part, "can_copy", True) for part in self._parts.values())
+        (self._saver.save_async if can_copy and not blocking else self._saver.save)(step, state)
 
     def wait(self) -> None:
         """Returns when no save is under way; raises what the last one has met."""

@@ -11,6 +11,7 @@ from fairshard.checkpoint._context import Context
 from fairshard.checkpoint._optimizers import OssPart, PlainOptimizerPart
 from fairshard.checkpoint._values import from_json, tensor_paths, to_json
 from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
+from fairshard.experimental.nn.offload import OffloadModel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale
 
@@ -55,6 +56,9 @@ def part_of(value: Any, name: str) -> Any:
 class Part:
     """Something that is saved and loaded under a name."""
 
+    can_copy = True
+    """Whether its state may be copied to host memory, to be written beside training."""
+
     def describe(self, name: str, context: Context) -> None:
         """Called on all parts before any of them is saved or loaded."""
 
@@ -75,11 +79,15 @@ class ModulePart(Part):
         while isinstance(module, (ShardedDataParallel, nn.parallel.DistributedDataParallel)):
             module = module.module
         self._module = module
+        # A paged model is in host memory already, and a copy of it would need as much again.
+        self.can_copy = not isinstance(module, OffloadModel)
 
     def describe(self, name: str, context: Context) -> None:
         """Waits for parameters, and tells their names."""
         if isinstance(self._wrapper, ShardedDataParallel):
             self._wrapper._wait_for_parameters()
+        if isinstance(self._module, OffloadModel):
+            self._module.wait_for_step()
         context.add_module(name, self._module)
 
     def save(self, name: str, context: Context, state: Any) -> None:

@@ -19,7 +19,10 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def plan_steps(worker: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Tells the worker how each parameter is stepped; states are the optimizer's own, and made if need be."""
+    """Tells the worker how each parameter is stepped; states are the optimizer's own.
+
+    They are made, or moved to where the parameter's memory is, if need be.
+    """
     rule = rule_of(optimizer)
     for group in optimizer.param_groups:
         if group.get("differentiable"):
@@ -42,13 +45,11 @@ def _state(worker: Any, optimizer: torch.optim.Optimizer, parameter: torch.Tenso
         if group["momentum"] == 0:
             return {"state": []}
         is_first = state.get("momentum_buffer") is None
-        if is_first:
-            state["momentum_buffer"] = worker.zeros_like(parameter)
+        state["momentum_buffer"] = worker.home_of(state.get("momentum_buffer"), parameter)
         return {"state": [state["momentum_buffer"]], "is_first": is_first}
     names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
     if "step" not in state:
         state["step"] = torch.zeros((), dtype=torch.float32)
     for name in names:
-        if name not in state:
-            state[name] = worker.zeros_like(parameter)
+        state[name] = worker.home_of(state.get(name), parameter)
     return {"state": [state["step"], *(state[name] for name in names)]}
