@@ -36,8 +36,8 @@ int64_t peak_above_end(Call call) {
   return memory("VmHWM:") - memory("VmRSS:");
 }
 
-struct Run {
-  explicit Run(const std::string& folder, const OffloadOptions& options = {})
+struct PagedRun {
+  explicit PagedRun(const std::string& folder, const OffloadOptions& options = {})
       : offload(model, OffloadOptions(options).num_slices(kSlices)),
         optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3)),
         checkpoint(folder) {
@@ -71,7 +71,7 @@ struct Run {
 
 TEST(OffloadCheckpoint, SavingNeedsAtMostASliceMoreThanTheRun) {
   const test::TemporaryDirectory folder;
-  Run run(folder.path());
+  PagedRun run(folder.path());
   run.train(0, 2);
   const int64_t before = memory("VmRSS:");
   EXPECT_LT(peak_above_end([&] { run.checkpoint.save(2); }), kSliceBytes + kSlackBytes);
@@ -87,11 +87,11 @@ TEST(OffloadCheckpoint, ARunGoesOnBitForBitAndItsStatesAreWhereItsWeightsAre) {
       options.host_budget_bytes(5 * kSliceBytes).spill_dir(folder.path());
     }
     const std::string runs = folder.path() + "/runs";
-    Run run(runs, options);
+    PagedRun run(runs, options);
     run.train(0, 3);
     run.checkpoint.save(3);
     run.train(3, 6);
-    Run again(runs, options);
+    PagedRun again(runs, options);
     ASSERT_EQ(again.checkpoint.load()->step, 3);
     again.train(3, 6);
     test::require_same(test::values_of(*again.model), test::values_of(*run.model), true);
