@@ -219,7 +219,8 @@ void plan(const PlanOptions& options) {
   TORCH_CHECK_VALUE(!options.measures || model.gpt,
                     "--measure runs the trainer's own model: give --size, not --model or "
                     "--parameters");
-  TORCH_CHECK_VALUE(options.workload.batch % options.workload.ranks == 0, "--batch ",
+  // Only the trainer's own model has windows.
+  TORCH_CHECK_VALUE(!model.gpt || options.workload.batch % options.workload.ranks == 0, "--batch ",
                     options.workload.batch, " windows cannot be shared evenly by --ranks ",
                     options.workload.ranks);
   auto candidates = predict_all(model, options);

@@ -127,12 +127,21 @@ bool Progress::step(Task& task) {
     if (!task.operation->advance(task.deadline)) {
       return false;
     }
+    // The caller's tensors are let go before the caller hears of the end. Some take Python's lock
+    // for it, and after the last collective of a program Python may be ending, and this thread with
+    // it.
+    forget_running();
     task.operation.reset();
     finish(task, "");
   } catch (const std::exception& error) {
     finish(task, c10::str(task.call.describe(), " failed: ", reason_of(error)));
   }
   return true;
+}
+
+void Progress::forget_running() {
+  std::lock_guard lock(mutex_);
+  running_.reset();
 }
 
 void Progress::finish(Task& task, std::string error) {

@@ -53,6 +53,7 @@ class Progress {
   void run();
   bool step(Task& task);
   void finish(Task& task, std::string error);
+  void forget_running();
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

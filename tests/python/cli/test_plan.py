@@ -38,8 +38,8 @@ LONG = ("--layers", 4, "--width", 64, "--heads", 4, "--context", 128, "--batch",
 @pytest.mark.parametrize(
     ("ranks", "size", "strategies"),
     [
-        (2, WIDE, ["gradients", "gradients+checkpoint", "gradients+bf16"]),
-        (2, LONG, ["none", "optimizer", "gradients+offload", "gradients+bf16"]),
+        (2, WIDE, ["optimizer", "gradients", "gradients+bf16"]),
+        (2, LONG, ["none", "optimizer", "gradients+offload", "gradients+bf16", "gradients+checkpoint"]),
         (1, WIDE, ["offload", "offload+checkpoint", "none+bf16"]),
         (1, LONG, ["none+checkpoint", "offload"]),
     ],
@@ -110,7 +110,7 @@ def test_models_from_files(tmp_path):
     [
         (["--size", "giant"], 2, "giant"),
         (["--model", "/nonexistent"], 1, "/nonexistent: there is no such file"),
-        (["--size", "small", "--parameters", 5], 2, "--parameters excludes --size"),
+        (["--size", "small", "--parameters", 5], 2, "--size excludes --parameters"),
         (["--ranks", 3], 1, "--batch 16 windows cannot be shared evenly by --ranks 3"),
         (["--strategy", "surprise"], 1, "--strategy surprise is none of those for 1 rank(s): none"),
         (["--parameters", 5, "--measure"], 1, "--measure runs the trainer's own model"),
