@@ -1,6 +1,8 @@
-"""What AdaScale costs: the same sharded training with and without it, taking turns in one run.
+"""What AdaScale costs: the same sharded training with and without it, taking turns step by step in one run.
 
-python benchmarks/adascale_overhead.py [--model 10m] [--rounds 8] [--steps 5]
+    python benchmarks/adascale_overhead.py [--model 10m] [--batch 4] [--pairs 80]
+
+A machine's speed wanders over seconds, so that steps are compared with those beside them.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale
 
 LENGTH = 64
+WARM_UP = 4
 
 
 def rank_main(rank: int, folder: str, options: argparse.Namespace) -> None:
@@ -34,18 +37,25 @@ def rank_main(rank: int, folder: str, options: argparse.Namespace) -> None:
         if name == "adascale":
             optimizer = AdaScale(optimizer)
         trained[name] = ShardedDataParallel(model, optimizer), optimizer
-    times: dict[str, list[float]] = {name: [] for name in trained}
-    for _ in range(options.rounds):
-        for name, (model, optimizer) in trained.items():
-            for _ in range(options.steps):
-                start = time.perf_counter()
-                model.zero_grad()
-                model(text).backward()
-                optimizer.step()
-                times[name].append(time.perf_counter() - start)
+    ratios, times = [], {"plain": [], "adascale": []}
+    for pair in range(WARM_UP + options.pairs):
+        seconds = {}
+        for name in sorted(trained, reverse=pair % 2 == 0):
+            model, optimizer = trained[name]
+            start = time.perf_counter()
+            model.zero_grad()
+            model(text).backward()
+            optimizer.step()
+            seconds[name] = time.perf_counter() - start
+        if pair >= WARM_UP:
+            ratios.append(seconds["adascale"] / seconds["plain"])
+            for name, value in seconds.items():
+                times[name].append(value)
     if rank == 0:
-        plain, adascale = (statistics.median(values[options.steps :]) for values in times.values())
-        print(f"plain {1e3 * plain:.1f} ms, AdaScale {1e3 * adascale:.1f} ms: {100 * (adascale / plain - 1):+.1f} %")
+        plain, adascale = (1e3 * statistics.median(times[name]) for name in ("plain", "adascale"))
+        low, middle, high = (100 * (ratio - 1) for ratio in statistics.quantiles(ratios, n=4))
+        print(f"plain {plain:.1f} ms, AdaScale {adascale:.1f} ms a step")
+        print(f"of steps side by side: {middle:+.1f} % (half of them {low:+.1f} to {high:+.1f})")
     dist.destroy_process_group()
 
 
@@ -53,8 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="10m", help="tiny, 10m or 60m")
     parser.add_argument("--batch", type=int, default=4, help="sequences of 64 bytes per rank")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=80)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank_main, args=(folder, options), nprocs=2)
