@@ -1,6 +1,7 @@
 // fairshard inspect: what a checkpoint holds, as a table.
 #include "commands.h"
 #include "folders.h"
+#include "readable.h"
 #include "table.h"
 #include <fairshard/store/reader.h>
 
@@ -42,13 +43,14 @@ void inspect(const std::string& directory, bool verify) {
         entry.layout.numel() * static_cast<int64_t>(c10::elementSize(entry.layout.dtype));
     total += bytes;
     rows.push_back({key, store::dtype_name(entry.layout.dtype), listed(entry.layout.sizes),
-                    readable_bytes(bytes), ranges(entry)});
+                    readable_bytes(static_cast<double>(bytes)), ranges(entry)});
     if (verify) {
       reader.read(key);
     }
   }
   std::cout << directory << ": step " << manifest.step << ", " << manifest.world_size
-            << " rank(s), " << manifest.tensors.size() << " tensors, " << readable_bytes(total)
+            << " rank(s), " << manifest.tensors.size() << " tensors, "
+            << readable_bytes(static_cast<double>(total))
             << (verify ? ", all checksums are good" : "") << "\n\n";
   print_table(rows, std::cout);
   std::cout << "\n";

@@ -1,8 +1,6 @@
 #include "table.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <iterator>
 
 namespace fairshard::cli {
 
@@ -22,19 +20,6 @@ void print_table(const std::vector<Row>& rows, std::ostream& out, Align others) 
     }
     out << line.substr(0, line.find_last_not_of(' ') + 1) << "\n";
   }
-}
-
-std::string readable_bytes(int64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto number = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (number >= 1024 && unit + 1 < std::size(kUnits)) {
-    number /= 1024;
-    ++unit;
-  }
-  char text[32];
-  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", number, kUnits[unit]);
-  return text;
 }
 
 }  // namespace fairshard::cli

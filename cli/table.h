@@ -1,7 +1,6 @@
 #pragma once
-// Tables and numbers for people.
+// Tables for people.
 
-#include <cstdint>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -15,8 +14,5 @@ enum class Align { kLeft, kRight };
 /// Columns as wide as their widest cell. The first row is the heading; the first column is always
 /// flush left, and `others` says how the rest is.
 void print_table(const std::vector<Row>& rows, std::ostream& out, Align others = Align::kLeft);
-
-/// For instance "1.5 GiB".
-std::string readable_bytes(int64_t bytes);
 
 }  // namespace fairshard::cli

@@ -1,5 +1,6 @@
 // fairshard plan: what each strategy would need, and which of them fits.
 #include "../commands.h"
+#include "../readable.h"
 #include "../table.h"
 #include "measure.h"
 #include "options.h"
@@ -146,7 +147,7 @@ void print_measurement(const Candidate& candidate) {
     }
     rows.push_back({name, readable(expected), readable(found), ratio});
   };
-  const auto bytes = [](double value) { return readable_bytes(static_cast<int64_t>(value)); };
+  const auto bytes = [](double value) { return readable_bytes(value); };
   const auto add_bytes = [&](const std::string& name, int64_t expected, int64_t found) {
     add(name, static_cast<double>(expected), static_cast<double>(found), bytes);
   };

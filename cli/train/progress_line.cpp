@@ -1,6 +1,6 @@
 #include "progress_line.h"
 
-#include "readable.h"
+#include "../readable.h"
 
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ void ProgressLine::show(int64_t step, double loss, int64_t memory) const {
                begin, static_cast<int>(std::to_string(steps_).size()), static_cast<long long>(step),
                static_cast<long long>(steps_), loss, tokens_per_s(step),
                static_cast<long long>(left_s / 60), static_cast<long long>(left_s % 60),
-               readable_bytes(static_cast<double>(memory)).c_str(), is_open_ ? "" : "\n");
+               readable_bytes(static_cast<double>(memory), 2).c_str(), is_open_ ? "" : "\n");
   std::fflush(stderr);
 }
 

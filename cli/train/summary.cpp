@@ -1,6 +1,6 @@
 #include "summary.h"
 
-#include "readable.h"
+#include "../readable.h"
 
 #include <cmath>
 #include <iomanip>
@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kNameWidth = 18;
 constexpr int kColumnWidth = 13;
+constexpr int kDigits = 2;
 
 /// The name on the left, the columns flush right.
 class Table {
@@ -27,14 +28,14 @@ class Table {
 
   void memory_row(const std::string& name, int64_t here, int64_t unsharded) {
     const auto part = static_cast<double>(here) / static_cast<double>(unsharded);
-    row(name, readable_bytes(static_cast<double>(here)),
-        readable_bytes(static_cast<double>(unsharded)),
+    row(name, readable_bytes(static_cast<double>(here), kDigits),
+        readable_bytes(static_cast<double>(unsharded), kDigits),
         unsharded == 0 ? "-" : std::to_string(std::lround(100 * (1 - part))) + " %");
   }
 
   void memory_row(const std::string& name, int64_t here) {
     if (here > 0) {
-      row(name, readable_bytes(static_cast<double>(here)));
+      row(name, readable_bytes(static_cast<double>(here), kDigits));
     }
   }
 
@@ -63,7 +64,7 @@ void print_summary(const RunSummary& summary, std::ostream& out) {
   table.memory_row("  host, weights", use.host_weights);
   table.memory_row("  host, optimizer", use.host_optimizer);
   table.memory_row("  in files", use.files);
-  table.row("sent", readable_bytes(summary.sent_bytes_per_step), " per rank and step");
+  table.row("sent", readable_bytes(summary.sent_bytes_per_step, kDigits), " per rank and step");
   table.row("throughput", with_digits(summary.tokens_per_s, 0), " tokens/s on all ranks");
   table.row("validation loss", with_digits(summary.first_loss, 4), " nats/byte before training");
   table.row("", with_digits(summary.last_loss, 4), " nats/byte after it");
