@@ -52,8 +52,7 @@ void GptStep::run(GradientSink& sink) {
     if (shape_.recomputed_with[first] >= 0) {
       backward_again(first, last, sink);
     } else {
-      backward(last, sink, true);
-      sink.leave_block(static_cast<size_t>(last));
+      backward(last, sink);
     }
     last = first - 1;
   }
@@ -157,33 +156,25 @@ void GptStep::backward_loss() {
   cast(logits_, logits_ / 2);
 }
 
-void GptStep::backward(int64_t block, GradientSink& sink, bool owns_input) {
+void GptStep::backward(int64_t block, GradientSink& sink) {
   if (block == 0) {
     backward_embeddings(sink);
   } else if (is_read_out(block)) {
-    backward_read_out(sink, owns_input);
+    backward_read_out(sink);
   } else {
-    backward_layer(first_of_layer(block - 1), sink, owns_input);
+    backward_layer(first_of_layer(block - 1), sink);
   }
+  sink.leave_block(static_cast<size_t>(block));
 }
 
-/// Forward once more, then a backward of its own, whose gradients all leave it together.
+/// Forward once more; from then on as if nothing had been forgotten. The result is not needed again.
 void GptStep::backward_again(int64_t first, int64_t last, GradientSink& sink) {
   for (int64_t block = first; block <= last; ++block) {
     forward(block);
   }
-  KeepingSink kept;
+  ledger_.give(output_bytes(last));
   for (int64_t block = last; block >= first; --block) {
-    backward(block, kept, /*owns_input=*/block > first);
-  }
-  ledger_.give(output_bytes(last) + (first > 0 ? stream_ : 0));
-  sink.begin_burst();
-  for (const auto& [parameter, bytes] : kept.kept) {
-    sink.take_gradient(parameter, bytes);
-  }
-  sink.end_burst();
-  for (int64_t block = last; block >= first; --block) {
-    sink.leave_block(static_cast<size_t>(block));
+    backward(block, sink);
   }
 }
 
@@ -200,15 +191,15 @@ void GptStep::backward_linear(size_t parameter, int64_t gradient_in, int64_t sav
 }
 
 /// From the gradient of a norm's result, in float32, to that of its input.
-void GptStep::backward_norm(size_t parameter, GradientSink& sink, bool owns_input) {
+void GptStep::backward_norm(size_t parameter, GradientSink& sink) {
   const int64_t weight = parameters_.parameters[parameter].numel * kFloat;
   ledger_.take(stream_ + 2 * weight);
-  ledger_.give(stream_ + statistics_ + (owns_input ? stream_ : 0));
+  ledger_.give(stream_ + statistics_ + stream_);
   sink.take_gradient(parameter, weight);
   sink.take_gradient(parameter + 1, weight);
 }
 
-void GptStep::backward_read_out(GradientSink& sink, bool owns_input) {
+void GptStep::backward_read_out(GradientSink& sink) {
   // The weight's gradient waits for that of the embedding, which is the same tensor.
   const int64_t weight = parameters_.parameters[kTokenEmbedding].numel;
   const int64_t narrow = shape_.is_mixed ? 2 * weight : kFloat * weight;
@@ -216,10 +207,10 @@ void GptStep::backward_read_out(GradientSink& sink, bool owns_input) {
   ledger_.give(hidden_ + output_bytes(shape_.model.layers() + 1) + casts_of(weight));
   cast(narrow, kFloat * weight);
   cast(hidden_, stream_);
-  backward_norm(first_of_layer(shape_.model.layers()), sink, owns_input);
+  backward_norm(first_of_layer(shape_.model.layers()), sink);
 }
 
-void GptStep::backward_layer(size_t parameter, GradientSink& sink, bool owns_input) {
+void GptStep::backward_layer(size_t parameter, GradientSink& sink) {
   const int64_t narrowed = shape_.is_mixed ? hidden_ : 0;  // of the stream's gradient
   ledger_.take(narrowed);
   backward_linear(parameter + kContraction, 4 * hidden_, 4 * hidden_, narrowed, sink);
@@ -227,13 +218,13 @@ void GptStep::backward_layer(size_t parameter, GradientSink& sink, bool owns_inp
   ledger_.give(8 * hidden_);
   backward_linear(parameter + kExpansion, hidden_, hidden_, 4 * hidden_, sink);
   cast(hidden_, stream_);
-  backward_norm(parameter + kMlpNorm, sink, true);
+  backward_norm(parameter + kMlpNorm, sink);
   add_gradients(stream_);
   ledger_.take(narrowed);
   backward_linear(parameter + kProjection, hidden_, 0, narrowed, sink);
   backward_attention(parameter, sink);
   cast(hidden_, stream_);
-  backward_norm(parameter + kAttentionNorm, sink, owns_input);
+  backward_norm(parameter + kAttentionNorm, sink);
   add_gradients(stream_);
 }
 

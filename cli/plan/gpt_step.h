@@ -35,14 +35,14 @@ class GptStep {
   void forward_layer();
   void forward_read_out();
   void forward_loss();
-  void backward(int64_t block, GradientSink& sink, bool owns_input);
+  void backward(int64_t block, GradientSink& sink);
   void backward_again(int64_t first, int64_t last, GradientSink& sink);
   void backward_loss();
-  void backward_read_out(GradientSink& sink, bool owns_input);
-  void backward_layer(size_t parameter, GradientSink& sink, bool owns_input);
+  void backward_read_out(GradientSink& sink);
+  void backward_layer(size_t parameter, GradientSink& sink);
   void backward_attention(size_t parameter, GradientSink& sink);
   void backward_embeddings(GradientSink& sink);
-  void backward_norm(size_t parameter, GradientSink& sink, bool owns_input);
+  void backward_norm(size_t parameter, GradientSink& sink);
   /// A linear layer whose weight is `parameter` and whose bias follows it.
   void backward_linear(size_t parameter, int64_t gradient_in, int64_t saved, int64_t gradient_out,
                        GradientSink& sink);

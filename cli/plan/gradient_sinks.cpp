@@ -45,8 +45,8 @@ void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
   const bool is_new = missing_[bucket] == plan_.buckets()[bucket].slots.size();
   if (is_new) {
     // Only pooled memory makes backward wait for those under way. Otherwise they are as good as
-    // done by the time that the next gradient is computed, but not within a burst.
-    while (started_.size() >= kBucketsInFlight && (is_sharded_ || !is_burst_)) {
+    // done by the time that the next gradient is computed.
+    while (started_.size() >= kBucketsInFlight) {
       finish_oldest();
     }
     pooled_[bucket] = is_sharded_ ? take_from_pool(bytes_of(bucket)) : 0;
@@ -72,11 +72,6 @@ void ReducingSink::finish_oldest() {
     free_.push_back(started_.front().pooled);
   }
   started_.pop_front();
-}
-
-void ReducingSink::begin_burst() {
-  finish();
-  is_burst_ = true;
 }
 
 void ReducingSink::take_all() {

@@ -18,26 +18,9 @@ class GradientSink {
  public:
   virtual ~GradientSink() = default;
   virtual void take_gradient(size_t parameter, int64_t bytes) = 0;
-  /// Many gradients come at once, from now on until end_burst().
-  virtual void begin_burst() {}
-  virtual void end_burst() {}
   /// Backward has come to the beginning of a block.
   virtual void leave_block(size_t /*block*/) {}
   virtual void finish() {}
-};
-
-/// Keeps all, for whoever asks.
-class KeepingSink final : public GradientSink {
- public:
-  struct Kept {
-    size_t parameter;
-    int64_t bytes;
-  };
-  void take_gradient(size_t parameter, int64_t bytes) override {
-    kept.push_back({parameter, bytes});
-  }
-
-  std::vector<Kept> kept;
 };
 
 /// As shard::GradReducer does it: gradients are copied into buckets, and those are reduced.
@@ -48,8 +31,6 @@ class ReducingSink final : public GradientSink {
   ReducingSink(MemoryLedger& ledger, const shard::ShardPlan& plan, bool is_sharded);
 
   void take_gradient(size_t parameter, int64_t bytes) override;
-  void begin_burst() override;
-  void end_burst() override { is_burst_ = false; }
   void finish() override;
   /// All gradients at once, from memory that is not counted here.
   void take_all();
@@ -68,7 +49,6 @@ class ReducingSink final : public GradientSink {
   MemoryLedger& ledger_;
   const shard::ShardPlan& plan_;
   bool is_sharded_;
-  bool is_burst_ = false;
   /// Of each bucket: gradients that are still to come, and its memory from the pool.
   std::vector<size_t> missing_;
   std::vector<int64_t> pooled_;

@@ -1,6 +1,7 @@
 #include "measure.h"
 
 #include "../report/run_log.h"
+#include <fairshard/comm/temporary_folder.h>
 
 #include <c10/util/Exception.h>
 
@@ -10,7 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -18,28 +19,6 @@
 
 namespace fairshard::cli::planning {
 namespace {
-
-/// A folder that goes with its contents.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "fairshard-plan-XXXXXX";
-    TORCH_CHECK(mkdtemp(name.data()), "cannot make a folder like ", name, ": ",
-                std::strerror(errno));
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string file(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::string last_words(const std::string& file) {
   std::ifstream stream(file);
@@ -154,7 +133,7 @@ std::vector<std::string> train_options(const ModelShape& model, const Strategy& 
 
 Measurement measure(const ModelShape& model, const Strategy& strategy, const Workload& workload,
                     const MeasureOptions& options) {
-  const TemporaryFolder folder;
+  const comm::TemporaryFolder folder;
   const std::string log = folder.file("run.jsonl");
   std::vector<std::string> arguments{"train"};
   const auto own = train_options(model, strategy, workload);

@@ -1,6 +1,7 @@
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/reason.h>
+#include <fairshard/comm/temporary_folder.h>
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -38,28 +39,6 @@ struct Failure {
   int rank;
   std::string text;
   bool is_consequence;
-};
-
-/// A private folder for the ranks' store, removed with everything in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "fairshard-XXXXXX";
-    TORCH_CHECK(mkdtemp(name.data()) != nullptr, "launch: cannot make a folder like ", name, ": ",
-                std::strerror(errno));
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string file(const char* name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
 };
 
 /// While it lives, SIGTERM does not end this process: it can be read from a file descriptor.

@@ -1,9 +1,9 @@
+#include "../amp/no_autocast_cache.h"
 #include <fairshard/nn/checkpoint.h>
 #include <fairshard/nn/offload_model.h>
 #include <fairshard/optim/fused.h>
 #include <fairshard/page/slicing.h>
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -31,19 +31,6 @@ std::vector<OffloadBlock> blocks_of(const torch::nn::Sequential& model) {
   }
   return blocks;
 }
-
-/// Casts of weights to a lower precision are not kept until the end of an autocast: they would be
-/// those of the whole model, on the device.
-class NoAutocastCache {
- public:
-  NoAutocastCache() { at::autocast::set_autocast_cache_enabled(false); }
-  ~NoAutocastCache() { at::autocast::set_autocast_cache_enabled(before_); }
-  NoAutocastCache(const NoAutocastCache&) = delete;
-  NoAutocastCache& operator=(const NoAutocastCache&) = delete;
-
- private:
-  bool before_ = at::autocast::is_autocast_cache_enabled();
-};
 
 /// Leaves buffers as they were, when a slice runs for the second time. Their version counters do
 /// not move, because autograd may have saved them.

@@ -63,13 +63,19 @@ auto checkpoint(Function fn, Inputs... inputs) {
   auto arguments = std::make_tuple(std::move(inputs)...);
   detail::TensorVector tensors;
   detail::flatten(arguments, tensors);
+  // Every run has arguments of its own: those that are kept have no tensors, whose memory would
+  // stay for as long as the graph does.
+  const detail::TensorVector nothing(tensors.size());
+  auto none = nothing.begin();
+  detail::refill(arguments, none);
   // The result's own shape (its tuple, the values in it that are no tensors) is that of the first
   // run.
   const auto shape = std::make_shared<std::unique_ptr<std::decay_t<Result>>>();
   auto run = [fn = std::move(fn), arguments, shape](const detail::TensorVector& values) mutable {
+    auto own = arguments;
     auto next = values.begin();
-    detail::refill(arguments, next);
-    auto result = std::apply(fn, arguments);
+    detail::refill(own, next);
+    auto result = std::apply(fn, own);
     detail::TensorVector outputs;
     detail::flatten(result, outputs);
     if (!*shape) {

@@ -1,9 +1,11 @@
 // Recomputed gradients against those of a plain call, bit for bit.
+#include "support/expect_error.h"
 #include "support/training.h"
 #include <fairshard/amp/autocast.h>
 #include <fairshard/nn/checkpoint.h>
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace fairshard {
 namespace {
@@ -139,6 +141,114 @@ TEST(Checkpoint, ShardedDataParallelSeesTheGradients) {
                        test::train_plainly<torch::optim::SGD>(group, torch::optim::SGDOptions(0.1)),
                        true);
   });
+}
+
+/// A sum of squares, and its gradients to some of what it depends on.
+test::Values partial_gradients(const at::Tensor& output, const test::Values& inputs,
+                               bool retain_graph = false) {
+  return torch::autograd::grad({output.to(at::kFloat).square().sum()}, inputs, {}, retain_graph);
+}
+
+TEST(Checkpoint, AGradientLeavesAsSoonAsItIsComputed) {
+  torch::nn::Linear first(10, 20);
+  torch::nn::Linear second(20, 10);
+  std::vector<std::string> order;
+  const auto note = [&](const char* name) {
+    return [&order, name](const at::Tensor&) { order.emplace_back(name); };
+  };
+  first->weight.register_hook(note("first"));
+  second->weight.register_hook(note("second"));
+  const at::Tensor y = checkpoint(
+      [&](const at::Tensor& x) {
+        const at::Tensor middle = first(x);
+        middle.register_hook(note("middle"));  // a hook of the function's own
+        return second(middle);
+      },
+      test::input(0, 0));
+  test::loss_of(y).backward();
+  EXPECT_EQ(order, (std::vector<std::string>{"second", "middle", "first"}));
+}
+
+TEST(Checkpoint, PartialGradientsAndSecondBackwards) {
+  auto model = make_blocks();
+  at::Tensor x = test::input(0, 0).requires_grad_();
+  const auto run = [&](bool is_checkpointed) {
+    torch::manual_seed(7);
+    const auto fn = [&](const at::Tensor& y) { return model->forward(y); };
+    return is_checkpointed ? checkpoint(fn, x) : fn(x);
+  };
+  const auto parameters = model->parameters();
+  for (const test::Values& wanted : {test::Values{x}, {parameters[1]}, {parameters[2], x}}) {
+    const at::Tensor output = run(true);
+    const auto plain = partial_gradients(run(false), wanted);
+    test::require_same(partial_gradients(output, wanted, true), plain, true);
+    test::require_same(partial_gradients(output, wanted), plain, true);
+    EXPECT_THROW(partial_gradients(output, wanted), c10::Error);
+  }
+}
+
+TEST(Checkpoint, WhatTheFunctionCapturesHasItsGradients) {
+  auto model = make_blocks();
+  const at::Tensor leaf = test::input(1, 0).requires_grad_();
+  const auto run = [&](bool is_checkpointed) {
+    return gradients_of(*model, [&](const at::Tensor& x) {
+      const at::Tensor captured = leaf.exp();  // used by the function, and outside
+      const auto fn = [&model, captured](const at::Tensor& y) {
+        return model->forward(y * captured);
+      };
+      return (is_checkpointed ? checkpoint(fn, x) : fn(x)) + captured;
+    });
+  };
+  auto plain = run(false);
+  plain.push_back(leaf.grad().clone());
+  leaf.mutable_grad().reset();
+  auto ours = run(true);
+  ours.push_back(leaf.grad());
+  test::require_same(ours, plain, true);
+}
+
+TEST(Checkpoint, ResultsThatAreNotComputed) {
+  const at::Tensor parameter = test::input(1, 0).requires_grad_();
+  at::Tensor x = test::input(0, 0).requires_grad_();
+  const auto [same, own, constant] = checkpoint(
+      [&](const at::Tensor& y) { return std::make_tuple(y, parameter, y.detach()); }, x);
+  EXPECT_FALSE(constant.requires_grad());
+  (2 * same + 3 * own).sum().backward();
+  EXPECT_TRUE(x.grad().eq(2).all().item<bool>());
+  EXPECT_TRUE(parameter.grad().eq(3).all().item<bool>());
+}
+
+TEST(Checkpoint, InputsAreFreedByBackward) {
+  auto model = make_blocks();
+  at::Tensor x = test::input(0, 0).requires_grad_();
+  at::Tensor input = x.exp();
+  const c10::weak_intrusive_ptr<c10::StorageImpl> memory(
+      input.storage().getWeakStorageImpl());
+  const at::Tensor y =
+      checkpoint([&](const at::Tensor& each) { return model->forward(each); }, std::move(input));
+  const at::Tensor loss = test::loss_of(y);
+  EXPECT_FALSE(memory.expired());
+  loss.backward();
+  EXPECT_TRUE(memory.expired());  // although the graph is there still
+}
+
+TEST(Checkpoint, ASecondRunThatIsAnotherIsRefused) {
+  const at::Tensor x = test::input(0, 0).requires_grad_();
+  int runs = 0;
+  const auto changing = [&](const at::Tensor& y) { return ++runs % 2 == 1 ? y.exp() : y.tanh(); };
+  test::expect_error([&] { checkpoint(changing, x).sum().backward(); },
+                     {"did something else in its second run", "ExpBackward", "TanhBackward"});
+  const auto growing = [&](const at::Tensor& y) { return ++runs % 2 == 1 ? y.exp() : y.exp().exp(); };
+  test::expect_error([&] { checkpoint(growing, x).sum().backward(); },
+                     {"through 1 operations, and then through 2"});
+}
+
+TEST(Checkpoint, GradientsOfGradientsAreRefused) {
+  const at::Tensor x = test::input(0, 0).requires_grad_();
+  const at::Tensor y = checkpoint([](const at::Tensor& each) { return each.exp(); }, x);
+  test::expect_error(
+      [&] { torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
+      {"create_graph"});
 }
 
 }  // namespace
