@@ -179,15 +179,24 @@ void GptStep::backward_again(int64_t first, int64_t last, GradientSink& sink) {
 }
 
 void GptStep::backward_linear(size_t parameter, int64_t gradient_in, int64_t saved,
-                              int64_t gradient_out, GradientSink& sink) {
+                              int64_t gradient_out, bool follows_norm, GradientSink& sink) {
   const int64_t weight = parameters_.parameters[parameter].numel;
   const int64_t bias = parameters_.parameters[parameter + 1].numel * kFloat;
   const int64_t narrow = shape_.is_mixed ? 2 * weight : kFloat * weight;
   ledger_.take(gradient_in + narrow + bias);
   ledger_.give(saved + gradient_out + casts_of(weight));
-  sink.take_gradient(parameter + 1, bias);
+  if (!shape_.is_mixed) {
+    sink.take_gradient(parameter + 1, bias);
+    sink.take_gradient(parameter, kFloat * weight);
+    return;
+  }
+  // Autocast casts the bias, the weight and then the input; autograd goes the other way.
+  if (follows_norm) {
+    cast(hidden_, stream_);
+  }
   cast(narrow, kFloat * weight);
   sink.take_gradient(parameter, kFloat * weight);
+  sink.take_gradient(parameter + 1, bias);
 }
 
 /// From the gradient of a norm's result, in float32, to that of its input.
@@ -205,25 +214,23 @@ void GptStep::backward_read_out(GradientSink& sink) {
   const int64_t narrow = shape_.is_mixed ? 2 * weight : kFloat * weight;
   ledger_.take(hidden_ + narrow);
   ledger_.give(hidden_ + output_bytes(shape_.model.layers() + 1) + casts_of(weight));
-  cast(narrow, kFloat * weight);
   cast(hidden_, stream_);
+  cast(narrow, kFloat * weight);
   backward_norm(first_of_layer(shape_.model.layers()), sink);
 }
 
 void GptStep::backward_layer(size_t parameter, GradientSink& sink) {
   const int64_t narrowed = shape_.is_mixed ? hidden_ : 0;  // of the stream's gradient
   ledger_.take(narrowed);
-  backward_linear(parameter + kContraction, 4 * hidden_, 4 * hidden_, narrowed, sink);
+  backward_linear(parameter + kContraction, 4 * hidden_, 4 * hidden_, narrowed, false, sink);
   ledger_.take(4 * hidden_);  // gelu
   ledger_.give(8 * hidden_);
-  backward_linear(parameter + kExpansion, hidden_, hidden_, 4 * hidden_, sink);
-  cast(hidden_, stream_);
+  backward_linear(parameter + kExpansion, hidden_, hidden_, 4 * hidden_, true, sink);
   backward_norm(parameter + kMlpNorm, sink);
   add_gradients(stream_);
   ledger_.take(narrowed);
-  backward_linear(parameter + kProjection, hidden_, 0, narrowed, sink);
+  backward_linear(parameter + kProjection, hidden_, 0, narrowed, false, sink);
   backward_attention(parameter, sink);
-  cast(hidden_, stream_);
   backward_norm(parameter + kAttentionNorm, sink);
   add_gradients(stream_);
 }
@@ -241,7 +248,7 @@ void GptStep::backward_attention(size_t parameter, GradientSink& sink) {
   }
   ledger_.take(3 * hidden_);  // in the order that the product needs
   ledger_.give(3 * hidden_);
-  backward_linear(parameter + kQkv, hidden_, hidden_, 3 * hidden_, sink);
+  backward_linear(parameter + kQkv, hidden_, hidden_, 3 * hidden_, true, sink);
 }
 
 void GptStep::backward_embeddings(GradientSink& sink) {

@@ -43,9 +43,10 @@ class GptStep {
   void backward_attention(size_t parameter, GradientSink& sink);
   void backward_embeddings(GradientSink& sink);
   void backward_norm(size_t parameter, GradientSink& sink);
-  /// A linear layer whose weight is `parameter` and whose bias follows it.
+  /// A linear layer whose weight is `parameter` and whose bias follows it. After a norm, its input
+  /// is in float32, and so becomes the input's gradient.
   void backward_linear(size_t parameter, int64_t gradient_in, int64_t saved, int64_t gradient_out,
-                       GradientSink& sink);
+                       bool follows_norm, GradientSink& sink);
   void add_gradients(int64_t bytes);
   void cast(int64_t from, int64_t to);
   int64_t output_bytes(int64_t block) const;

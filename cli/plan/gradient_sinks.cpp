@@ -51,10 +51,10 @@ void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
     }
     pooled_[bucket] = is_sharded_ ? take_from_pool(bytes_of(bucket)) : 0;
   }
-  ledger_.give(bytes);
   if (--missing_[bucket] == 0) {
     start(bucket);
   }
+  ledger_.give(bytes);  // autograd holds it until the reducer's hook is over
 }
 
 void ReducingSink::start(size_t bucket) {

@@ -23,6 +23,14 @@ class GradientSink {
   virtual void finish() {}
 };
 
+/// Notes the order in which gradients come.
+class NotingSink final : public GradientSink {
+ public:
+  void take_gradient(size_t parameter, int64_t /*bytes*/) override { order.push_back(parameter); }
+
+  std::vector<size_t> order;
+};
+
 /// As shard::GradReducer does it: gradients are copied into buckets, and those are reduced.
 class ReducingSink final : public GradientSink {
  public:

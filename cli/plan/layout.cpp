@@ -37,7 +37,8 @@ int64_t paged_bytes(const std::vector<at::Tensor>& parameters) {
 
 }  // namespace
 
-shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int ranks) {
+shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
+                               const std::vector<size_t>& order) {
   const auto tensors = without_memory(model);
   std::vector<shard::Parameter> parameters;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -48,7 +49,7 @@ shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int r
   if (is_small || sharding == Sharding::kNone) {
     options.bucket_bytes(kSmallBucketBytes);
   }
-  return {parameters, ranks, options};
+  return {parameters, ranks, options, order};
 }
 
 PageLayout page_layout(const ModelShape& model, int64_t slices) {

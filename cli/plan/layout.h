@@ -12,8 +12,9 @@
 
 namespace fairshard::cli::planning {
 
-/// The trainer's buckets, of float32.
-shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int ranks);
+/// The trainer's buckets, of float32; for gradients that come in this order, if it is known.
+shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
+                               const std::vector<size_t>& order = {});
 
 struct PageLayout {
   std::vector<int64_t> slice_of_block;

@@ -82,6 +82,24 @@ std::vector<int64_t> recomputed_blocks(const ModelShape& model, const Strategy& 
   return result;
 }
 
+StepShape step_shape(const ModelShape& model, const Strategy& strategy, const Workload& workload,
+                     const PageLayout* pages) {
+  return {*model.gpt, std::max<int64_t>(workload.batch / workload.ranks, 1), strategy.is_mixed,
+          recomputed_blocks(model, strategy, pages)};
+}
+
+/// As the reducer learns it from the first backward. Gradients of a paged model do not come to it
+/// one by one.
+std::vector<size_t> gradient_order(const ModelShape& model, const Strategy& strategy,
+                                   const Workload& workload) {
+  NotingSink sink;
+  if (model.gpt && strategy.slices == 0) {
+    MemoryLedger ledger;
+    GptStep(step_shape(model, strategy, workload, nullptr), ledger).run(sink);
+  }
+  return sink.order;
+}
+
 /// The peak on the device, on top of what stays from step to step. The first step fills pools, the
 /// second is like all that follow.
 int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Workload& workload,
@@ -98,8 +116,7 @@ int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Wo
   } else {
     sink = std::move(reducer);
   }
-  const StepShape shape{*model.gpt, std::max<int64_t>(workload.batch / workload.ranks, 1),
-                        strategy.is_mixed, recomputed_blocks(model, strategy, pages)};
+  const StepShape shape = step_shape(model, strategy, workload, pages);
   const int64_t tokens = shape.windows * model.gpt->context();
   ledger.take(kBatches * kBatchBytesPerToken * tokens);
   GptStep step(shape, ledger);
@@ -122,7 +139,8 @@ int64_t largest_gradient(const ModelShape& model) {
 
 MemoryPrediction predict_memory(const ModelShape& model, const Strategy& strategy,
                                 const Workload& workload) {
-  const auto plan = bucket_layout(model, strategy.sharding, workload.ranks);
+  const auto plan = bucket_layout(model, strategy.sharding, workload.ranks,
+                                  gradient_order(model, strategy, workload));
   const int64_t parameters = model.parameter_count();
   MemoryPrediction memory = planned_memory(plan, strategy.sharding, parameters);
   std::optional<PageLayout> pages;

@@ -28,6 +28,12 @@ const GptOptions& checked(const GptOptions& options) {
   return options;
 }
 
+/// As Python's: the C++ module's own forward adds the bias afterwards, which under autocast takes two
+/// copies of the result in float32.
+torch::Tensor linear_of(const torch::nn::Linear& layer, const torch::Tensor& input) {
+  return at::linear(input, layer->weight, layer->bias);
+}
+
 torch::nn::LayerNorm make_norm(int64_t width) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
 }
@@ -48,16 +54,17 @@ BlockImpl::BlockImpl(const GptOptions& options)
 
 torch::Tensor BlockImpl::attend(const torch::Tensor& input) {
   const auto batch = input.size(0), length = input.size(1), width = input.size(2);
-  const auto qkv = qkv_(input).view({batch, length, 3, heads_, width / heads_}).transpose(1, 3);
+  const auto qkv = linear_of(qkv_, input).view({batch, length, 3, heads_, width / heads_}).transpose(1, 3);
   const auto mixed =
       at::scaled_dot_product_attention(qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2),
                                        /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
-  return projection_(mixed.transpose(1, 2).reshape({batch, length, width}));
+  return linear_of(projection_, mixed.transpose(1, 2).reshape({batch, length, width}));
 }
 
 torch::Tensor BlockImpl::forward(const torch::Tensor& input) {
   const auto attended = input + attend(attention_norm_(input));
-  return attended + contraction_(torch::gelu(expansion_(mlp_norm_(attended))));
+  const auto inner = torch::gelu(linear_of(expansion_, mlp_norm_(attended)));
+  return attended + linear_of(contraction_, inner);
 }
 
 GptImpl::GptImpl(const GptOptions& options)
@@ -98,7 +105,9 @@ torch::Tensor GptImpl::embed(const torch::Tensor& tokens) {
                     "Gpt: tokens must be {batch, length} with a length of at most ",
                     options_.context(), ", but are ", tokens.sizes());
   const auto positions = torch::arange(length, tokens.options());
-  return token_embedding_(tokens) + position_embedding_(positions);
+  // One after the other, so that gradients, too, come in the order of registration.
+  const auto of_tokens = token_embedding_(tokens);
+  return of_tokens + position_embedding_(positions);
 }
 
 torch::Tensor GptImpl::read_out(const torch::Tensor& hidden) {

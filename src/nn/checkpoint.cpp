@@ -1,3 +1,4 @@
+#include "../amp/no_autocast_cache.h"
 #include "second_run.h"
 #include "stand_ins.h"
 #include <fairshard/nn/checkpoint.h>
@@ -12,6 +13,7 @@ namespace fairshard::detail {
 
 TensorVector checkpoint_tensors(std::function<TensorVector(const TensorVector&)> run,
                                 const TensorVector& inputs) {
+  const NoAutocastCache no_cache;  // nor are narrow copies of weights kept
   if (!at::GradMode::is_enabled()) {
     return run(inputs);
   }

@@ -63,11 +63,6 @@ SecondRun::SecondRun(Run run, const TensorVector& inputs) : run_(std::move(run))
   }
 }
 
-TensorVector SecondRun::run_first(const TensorVector& detached_inputs) {
-  const NoAutocastCache no_cache;
-  return run_(detached_inputs);
-}
-
 void SecondRun::expect(const Operations& first) {
   for (const auto& node : first.nodes) {
     expected_.push_back({type_of(node.get()), node->next_edges().size()});

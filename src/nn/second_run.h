@@ -43,7 +43,7 @@ class SecondRun {
   SecondRun(Run run, const TensorVector& inputs);
 
   /// The first run.
-  TensorVector run_first(const TensorVector& detached_inputs);
+  TensorVector run_first(const TensorVector& detached_inputs) { return run_(detached_inputs); }
   /// To be called when the operations of the first run are known, which they are to be like.
   void expect(const Operations& first);
 

@@ -209,8 +209,13 @@ void FlatParameters::reorder(const std::vector<size_t>& order) {
   }
   wait_for_values();
   const ShardPlan old_plan = std::exchange(plan_, std::move(new_plan));
-  const auto old_ranges = gradient_ranges_;
+  auto old_ranges = gradient_ranges_;
   const auto was_delivered = is_delivered_;
+  // The optimizer holds these, too, until it sees the new ones. All of the old memory would stay
+  // with them, beside the new.
+  for (const Slice& slice : slices_) {
+    slice.values.set_data(at::empty({0}, slice.values.options()));
+  }
   allocate();
   // Gradients that have been delivered go to their new owners by way of all, a bucket at a time.
   for (size_t b = 0; b < old_ranges.size(); ++b) {
@@ -221,6 +226,7 @@ void FlatParameters::reorder(const std::vector<size_t>& order) {
     const at::Tensor whole = at::empty({bucket.length()}, old_ranges[b].options());
     comm::all_gather(group_, whole, old_ranges[b], "gradients for the new order", bucket.bounds)
         .wait();
+    old_ranges[b].reset();
     for (const Slice& slice : slices_) {
       const Piece& piece = slice.piece;
       if (old_plan.bucket_of(piece.parameter) == b) {

@@ -38,8 +38,9 @@ LONG = ("--layers", 4, "--width", 64, "--heads", 4, "--context", 128, "--batch",
 @pytest.mark.parametrize(
     ("ranks", "size", "strategies"),
     [
-        (2, WIDE, ["optimizer", "gradients", "gradients+bf16"]),
+        (2, WIDE, ["optimizer", "gradients", "gradients+bf16", "gradients+checkpoint", "gradients+checkpoint+bf16"]),
         (2, LONG, ["none", "optimizer", "gradients+offload", "gradients+bf16", "gradients+checkpoint"]),
+        (2, LONG, ["optimizer+checkpoint", "gradients+checkpoint+bf16"]),
         (1, WIDE, ["offload", "offload+checkpoint", "none+bf16"]),
         (1, LONG, ["none+checkpoint", "offload"]),
     ],
