@@ -14,14 +14,22 @@ constexpr int64_t kOneRoundBytes = 64 << 10;
 }  // namespace
 
 ReducingSink::ReducingSink(MemoryLedger& ledger, const shard::ShardPlan& plan, bool is_sharded)
-    : ledger_(ledger), plan_(plan), is_sharded_(is_sharded), pooled_(plan.buckets().size()) {
+    : ledger_(ledger), is_sharded_(is_sharded) {
+  follow(plan);
+}
+
+void ReducingSink::follow(const shard::ShardPlan& plan) {
+  plan_ = &plan;
+  missing_.clear();
   for (const auto& bucket : plan.buckets()) {
     missing_.push_back(bucket.slots.size());
   }
+  pooled_.assign(missing_.size(), 0);
+  next_ = 0;
 }
 
 int64_t ReducingSink::bytes_of(size_t bucket) const {
-  return plan_.buckets()[bucket].length() * kElementBytes;
+  return plan_->buckets()[bucket].length() * kElementBytes;
 }
 
 /// The pool gives the first memory that is large enough, and drops all that is too small.
@@ -41,8 +49,8 @@ int64_t ReducingSink::take_from_pool(int64_t bytes) {
 }
 
 void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
-  const size_t bucket = plan_.bucket_of(parameter);
-  const bool is_new = missing_[bucket] == plan_.buckets()[bucket].slots.size();
+  const size_t bucket = plan_->bucket_of(parameter);
+  const bool is_new = missing_[bucket] == plan_->buckets()[bucket].slots.size();
   if (is_new) {
     // Only pooled memory makes backward wait for those under way. Otherwise they are as good as
     // done by the time that the next gradient is computed.
@@ -51,19 +59,19 @@ void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
     }
     pooled_[bucket] = is_sharded_ ? take_from_pool(bytes_of(bucket)) : 0;
   }
-  if (--missing_[bucket] == 0) {
-    start(bucket);
+  --missing_[bucket];
+  for (; next_ < missing_.size() && missing_[next_] == 0; ++next_) {
+    start(next_);
   }
   ledger_.give(bytes);  // autograd holds it until the reducer's hook is over
 }
 
 void ReducingSink::start(size_t bucket) {
   const bool is_one_round = !is_sharded_ && bytes_of(bucket) <= kOneRoundBytes;
-  const int64_t part = is_one_round ? bytes_of(bucket) : bytes_of(bucket) / plan_.ranks();
-  const int64_t received = (plan_.ranks() - 1) * part;
+  const int64_t part = is_one_round ? bytes_of(bucket) : bytes_of(bucket) / plan_->ranks();
+  const int64_t received = (plan_->ranks() - 1) * part;
   ledger_.take(received);
   started_.push_back({pooled_[bucket], received});
-  missing_[bucket] = plan_.buckets()[bucket].slots.size();  // for the next step
 }
 
 void ReducingSink::finish_oldest() {
@@ -75,7 +83,7 @@ void ReducingSink::finish_oldest() {
 }
 
 void ReducingSink::take_all() {
-  for (const size_t parameter : plan_.order()) {
+  for (const size_t parameter : plan_->order()) {
     take_gradient(parameter, 0);
   }
   finish();
@@ -85,14 +93,15 @@ void ReducingSink::finish() {
   while (!started_.empty()) {
     finish_oldest();
   }
+  follow(*plan_);  // the next step begins anew
 }
 
 PagingSink::PagingSink(MemoryLedger& ledger, std::vector<int64_t> slice_of_parameter,
-                       std::vector<int64_t> slice_of_block, std::unique_ptr<ReducingSink> reducer)
+                       std::vector<int64_t> slice_of_block, ReducingSink* reducer)
     : ledger_(ledger),
       slice_of_parameter_(std::move(slice_of_parameter)),
       slice_of_block_(std::move(slice_of_block)),
-      reducer_(std::move(reducer)) {}
+      reducer_(reducer) {}
 
 void PagingSink::take_gradient(size_t parameter, int64_t bytes) {
   (slice_of_parameter_[parameter] < 0 ? shared_ : held_) += bytes;

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <vector>
 
 namespace fairshard::cli::planning {
@@ -31,7 +30,8 @@ class NotingSink final : public GradientSink {
   std::vector<size_t> order;
 };
 
-/// As shard::GradReducer does it: gradients are copied into buckets, and those are reduced.
+/// As shard::GradReducer does it: gradients are copied into buckets, and those are reduced in their
+/// order.
 class ReducingSink final : public GradientSink {
  public:
   /// `is_sharded`: bucket memory is pooled; otherwise every bucket has its own, which is not
@@ -42,6 +42,8 @@ class ReducingSink final : public GradientSink {
   void finish() override;
   /// All gradients at once, from memory that is not counted here.
   void take_all();
+  /// From the next step on; the pool stays as it is.
+  void follow(const shard::ShardPlan& plan);
 
  private:
   struct Started {
@@ -55,11 +57,12 @@ class ReducingSink final : public GradientSink {
   int64_t bytes_of(size_t bucket) const;
 
   MemoryLedger& ledger_;
-  const shard::ShardPlan& plan_;
+  const shard::ShardPlan* plan_ = nullptr;
   bool is_sharded_;
   /// Of each bucket: gradients that are still to come, and its memory from the pool.
   std::vector<size_t> missing_;
   std::vector<int64_t> pooled_;
+  size_t next_ = 0;  ///< bucket to be started
   std::vector<int64_t> free_;
   std::deque<Started> started_;
 };
@@ -70,7 +73,7 @@ class PagingSink final : public GradientSink {
   /// For each parameter its slice, and for each block its slice; -1 for what all slices share.
   /// `reducer` takes the gradients when all are in host memory, if that is counted, too.
   PagingSink(MemoryLedger& ledger, std::vector<int64_t> slice_of_parameter,
-             std::vector<int64_t> slice_of_block, std::unique_ptr<ReducingSink> reducer = nullptr);
+             std::vector<int64_t> slice_of_block, ReducingSink* reducer = nullptr);
 
   void take_gradient(size_t parameter, int64_t bytes) override;
   void leave_block(size_t block) override;
@@ -80,7 +83,7 @@ class PagingSink final : public GradientSink {
   MemoryLedger& ledger_;
   std::vector<int64_t> slice_of_parameter_;
   std::vector<int64_t> slice_of_block_;
-  std::unique_ptr<ReducingSink> reducer_;
+  ReducingSink* reducer_;
   int64_t held_ = 0;
   int64_t shared_ = 0;
 };

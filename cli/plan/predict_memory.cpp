@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <memory>
+#include <optional>
 
 namespace fairshard::cli::planning {
 namespace {
@@ -100,29 +100,31 @@ std::vector<size_t> gradient_order(const ModelShape& model, const Strategy& stra
   return sink.order;
 }
 
-/// The peak on the device, on top of what stays from step to step. The first step fills pools, the
-/// second is like all that follow.
+/// The peak on the device, on top of what stays from step to step. The first step fills pools, with
+/// buckets for gradients that come last first; the third is like all that follow.
 int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Workload& workload,
                      const PageLayout* pages, const shard::ShardPlan& plan, int64_t lasting) {
   MemoryLedger ledger;
   ledger.take(lasting);
   const bool is_sharded = strategy.sharding == Sharding::kGradients;
-  auto reducer = std::make_unique<ReducingSink>(ledger, plan, is_sharded);
-  std::unique_ptr<GradientSink> sink;
+  const auto first_plan = bucket_layout(model, strategy.sharding, workload.ranks);
+  ReducingSink reducer(ledger, first_plan, is_sharded);
+  std::optional<PagingSink> paging;
   if (pages) {
     const bool counts_reducer = workload.is_on_host && workload.ranks > 1;
-    sink = std::make_unique<PagingSink>(ledger, pages->slice_of_parameter, pages->slice_of_block,
-                                        counts_reducer ? std::move(reducer) : nullptr);
-  } else {
-    sink = std::move(reducer);
+    paging.emplace(ledger, pages->slice_of_parameter, pages->slice_of_block,
+                   counts_reducer ? &reducer : nullptr);
   }
+  GradientSink& sink = paging ? static_cast<GradientSink&>(*paging) : reducer;
   const StepShape shape = step_shape(model, strategy, workload, pages);
   const int64_t tokens = shape.windows * model.gpt->context();
   ledger.take(kBatches * kBatchBytesPerToken * tokens);
   GptStep step(shape, ledger);
-  step.run(*sink);
+  step.run(sink);
+  reducer.follow(plan);
+  step.run(sink);
   ledger.reset_peak();
-  step.run(*sink);
+  step.run(sink);
   return ledger.peak();
 }
 
