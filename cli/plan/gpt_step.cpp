@@ -167,7 +167,8 @@ void GptStep::backward(int64_t block, GradientSink& sink) {
   sink.leave_block(static_cast<size_t>(block));
 }
 
-/// Forward once more; from then on as if nothing had been forgotten. The result is not needed again.
+/// Forward once more; from then on as if nothing had been forgotten. The result is not needed
+/// again.
 void GptStep::backward_again(int64_t first, int64_t last, GradientSink& sink) {
   for (int64_t block = first; block <= last; ++block) {
     forward(block);

@@ -28,8 +28,8 @@ const GptOptions& checked(const GptOptions& options) {
   return options;
 }
 
-/// As Python's: the C++ module's own forward adds the bias afterwards, which under autocast takes two
-/// copies of the result in float32.
+/// As Python's: the C++ module's own forward adds the bias afterwards, which under autocast takes
+/// two copies of the result in float32.
 torch::Tensor linear_of(const torch::nn::Linear& layer, const torch::Tensor& input) {
   return at::linear(input, layer->weight, layer->bias);
 }
@@ -54,7 +54,8 @@ BlockImpl::BlockImpl(const GptOptions& options)
 
 torch::Tensor BlockImpl::attend(const torch::Tensor& input) {
   const auto batch = input.size(0), length = input.size(1), width = input.size(2);
-  const auto qkv = linear_of(qkv_, input).view({batch, length, 3, heads_, width / heads_}).transpose(1, 3);
+  const auto qkv =
+      linear_of(qkv_, input).view({batch, length, 3, heads_, width / heads_}).transpose(1, 3);
   const auto mixed =
       at::scaled_dot_product_attention(qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2),
                                        /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);

@@ -90,9 +90,9 @@ StandIns::StandIns(const std::shared_ptr<SecondRun>& run, const TensorVector& re
     : detached_inputs_(detached_inputs), inputs_(inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     // One that the function has not used has none.
-    const auto accumulator = inputs[i].defined()
-                                 ? torch::autograd::impl::try_get_grad_accumulator(detached_inputs[i])
-                                 : nullptr;
+    const auto accumulator =
+        inputs[i].defined() ? torch::autograd::impl::try_get_grad_accumulator(detached_inputs[i])
+                            : nullptr;
     if (accumulator) {
       replacements_[accumulator.get()] = torch::autograd::impl::gradient_edge(inputs[i]);
     }
@@ -126,8 +126,8 @@ at::Tensor StandIns::with_history(const at::Tensor& result) const {
     return result;
   }
   if (result.is_leaf()) {  // an input as it came, or a parameter
-    const auto input =
-        std::ranges::find_if(detached_inputs_, [&](const at::Tensor& t) { return t.is_same(result); });
+    const auto input = std::ranges::find_if(detached_inputs_,
+                                            [&](const at::Tensor& t) { return t.is_same(result); });
     const at::Tensor& own =
         input == detached_inputs_.end() ? result : inputs_[input - detached_inputs_.begin()];
     return own.view_as(own);

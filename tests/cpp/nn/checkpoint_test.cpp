@@ -210,8 +210,8 @@ TEST(Checkpoint, WhatTheFunctionCapturesHasItsGradients) {
 TEST(Checkpoint, ResultsThatAreNotComputed) {
   const at::Tensor parameter = test::input(1, 0).requires_grad_();
   at::Tensor x = test::input(0, 0).requires_grad_();
-  const auto [same, own, constant] = checkpoint(
-      [&](const at::Tensor& y) { return std::make_tuple(y, parameter, y.detach()); }, x);
+  const auto [same, own, constant] =
+      checkpoint([&](const at::Tensor& y) { return std::make_tuple(y, parameter, y.detach()); }, x);
   EXPECT_FALSE(constant.requires_grad());
   (2 * same + 3 * own).sum().backward();
   EXPECT_TRUE(x.grad().eq(2).all().item<bool>());
@@ -222,8 +222,7 @@ TEST(Checkpoint, InputsAreFreedByBackward) {
   auto model = make_blocks();
   at::Tensor x = test::input(0, 0).requires_grad_();
   at::Tensor input = x.exp();
-  const c10::weak_intrusive_ptr<c10::StorageImpl> memory(
-      input.storage().getWeakStorageImpl());
+  const c10::weak_intrusive_ptr<c10::StorageImpl> memory(input.storage().getWeakStorageImpl());
   const at::Tensor y =
       checkpoint([&](const at::Tensor& each) { return model->forward(each); }, std::move(input));
   const at::Tensor loss = test::loss_of(y);
@@ -238,7 +237,9 @@ TEST(Checkpoint, ASecondRunThatIsAnotherIsRefused) {
   const auto changing = [&](const at::Tensor& y) { return ++runs % 2 == 1 ? y.exp() : y.tanh(); };
   test::expect_error([&] { checkpoint(changing, x).sum().backward(); },
                      {"did something else in its second run", "ExpBackward", "TanhBackward"});
-  const auto growing = [&](const at::Tensor& y) { return ++runs % 2 == 1 ? y.exp() : y.exp().exp(); };
+  const auto growing = [&](const at::Tensor& y) {
+    return ++runs % 2 == 1 ? y.exp() : y.exp().exp();
+  };
   test::expect_error([&] { checkpoint(growing, x).sum().backward(); },
                      {"through 1 operations, and then through 2"});
 }
@@ -247,7 +248,9 @@ TEST(Checkpoint, GradientsOfGradientsAreRefused) {
   const at::Tensor x = test::input(0, 0).requires_grad_();
   const at::Tensor y = checkpoint([](const at::Tensor& each) { return each.exp(); }, x);
   test::expect_error(
-      [&] { torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
+      [&] {
+        torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+      },
       {"create_graph"});
 }
 

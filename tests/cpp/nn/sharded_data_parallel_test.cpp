@@ -287,6 +287,36 @@ TEST(ShardedDataParallel, LayoutsSharedWeightsAndOddParametersAreKept) {
   });
 }
 
+/// Its gradients come in another order than that of registration, which is expected at first.
+struct Backwards : torch::nn::Module {
+  Backwards()
+      : second(register_module("second", torch::nn::Linear(20, 10))),
+        first(register_module("first", torch::nn::Linear(10, 20))) {}
+  at::Tensor forward(const at::Tensor& x) { return second(first(x)); }
+  torch::nn::Linear second;
+  torch::nn::Linear first;
+};
+
+TEST(ShardedDataParallel, ANewOrderOfBucketsLeavesNoOldMemory) {
+  launch_threads(2, [](Group group) {
+    torch::nn::ModuleHolder<Backwards> model(std::make_shared<Backwards>());
+    OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1), kSmallBuckets);
+    ShardedDataParallel<torch::nn::ModuleHolder<Backwards>> parallel(group, model, optimizer);
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> before;
+    for (const auto& parameter : model->parameters()) {
+      before.push_back(parameter.storage().getWeakStorageImpl());
+    }
+    loss_of(parallel.forward(input(group.rank(), 0))).backward();
+    for (const auto& memory : before) {
+      TORCH_CHECK(memory.expired(), "the optimizer or somebody else holds on to an old bucket");
+    }
+    const at::Tensor weight = model->first->weight.detach().clone();
+    optimizer.step();
+    optimizer.wait_for_parameters();
+    TORCH_CHECK(!weight.equal(model->first->weight), "the new buckets are not stepped");
+  });
+}
+
 TEST(ShardedDataParallel, BuffersFollowRankZero) {
   launch_threads(2, [](Group group) {
     Sequential model(torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
