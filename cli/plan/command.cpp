@@ -164,15 +164,26 @@ void print_measurement(const Candidate& candidate) {
   print_table(rows, std::cout, Align::kRight);
 }
 
-/// The rate to plan with, as measured.
-void print_rate(const ModelShape& model, const Candidate& candidate, const PlanOptions& options) {
-  const double recomputed = candidate.prediction.strategy.recomputes ? 4.0 / 3 : 1;
+/// The rates to plan with, as measured. A paged model's optimizer steps beside computing.
+void print_rates(const ModelShape& model, const Candidate& candidate, const PlanOptions& options) {
+  const auto& strategy = candidate.prediction.strategy;
+  const auto& time = candidate.measurement->time;
+  const auto print = [](const char* option, double rate) {
+    char text[64];
+    std::snprintf(text, sizeof(text), " %s %.3g", option, rate);
+    std::cout << text;
+  };
+  const double recomputed = strategy.recomputes ? 4.0 / 3 : 1;
   const double flops =
       recomputed * predict_flops(model, options.workload, options.context_of(model));
-  char text[64];
-  std::snprintf(text, sizeof(text), "%.3g", flops / candidate.measurement->time.compute_s / 1e12);
-  std::cout << "Times are right for the rates that are given; measured was --compute " << text
-            << "\n";
+  std::cout << "Times are right for the rates that are given; measured was";
+  print("--compute", flops / time.compute_s / 1e12);
+  if (strategy.slices == 0 && time.optimizer_s > 0) {
+    const int sharers = strategy.sharding == Sharding::kNone ? 1 : options.workload.ranks;
+    const auto own = static_cast<double>(model.parameter_count()) / sharers;
+    print("--optimizer-rate", own / time.optimizer_s / 1e9);
+  }
+  std::cout << "\n";
 }
 
 Json memory_json(const MemoryPrediction& memory) {
@@ -243,7 +254,7 @@ void plan(const PlanOptions& options) {
   for (const auto& each : candidates) {
     if (each.measurement) {
       print_measurement(each);
-      print_rate(model, each, options);
+      print_rates(model, each, options);
     }
   }
 }
