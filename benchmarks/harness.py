@@ -1,6 +1,11 @@
-"""Runs systems in fresh processes, in turn, for some rounds, and lets a time count only if the loss is right."""
+"""Runs systems in fresh processes, in turn, for some rounds, and lets a time count only if the loss is right.
+
+Ranks in Python are forked from a server that has imported torch and done nothing else, which takes milliseconds where an
+import takes seconds.
+"""
 
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -10,12 +15,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import rank as python_rank
+from links import inside
 from models import write_for_cpp
 from systems import SYSTEMS
 
 HERE = Path(__file__).parent
 CPP_PROGRAM = HERE.parent / "build/bin/fairshard-bench-gpt"
 TIMEOUT_S = 300
+
+
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload(["rank", *python_rank.LAZY])
 
 
 class RankError(RuntimeError):
@@ -36,9 +47,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Place:
-    """For every rank the words in front of its command, and the interface over which ranks speak."""
+    """For every rank its network (see links.py), and the interface over which ranks speak."""
 
-    prefixes: list[list[str]]
+    networks: list[str | None]
     interface: str = "lo"
     #: Whether the interface counts what all ranks send, as one loopback does.
     is_shared: bool = True
@@ -51,34 +62,48 @@ def run(system: str, work: Work, place: Place, is_for_memory: bool = False) -> l
         # A second step has everything that later ones have, too.
         counts = {"steps": 1, "warmup": 2} if is_for_memory else {"steps": work.steps, "warmup": work.warmup}
         settings |= {"model": work.model, "batch": work.batch, **counts, "memory": int(is_for_memory)}
-        command = [sys.executable, HERE / "rank.py"]
+        start = _Forked
         if SYSTEMS[system].make is None:
-            command = [CPP_PROGRAM]
+            start = _start_cpp
             settings["model"] = f"{folder}/model.safetensors"
             write_for_cpp(work.model, work.batch, work.ranks, Path(settings["model"]))
         flags = [f"--{name}={value}" for name, value in settings.items()]
-        commands = [
-            [*prefix, *command, f"--rank={rank}", *flags]
-            for rank, prefix in zip(range(work.ranks), place.prefixes, strict=True)
+        logs = [Path(folder) / f"{rank}.log" for rank in range(work.ranks)]
+        # DeepSpeed wants to see a LOCAL_RANK.
+        environment = {"GLOO_SOCKET_IFNAME": place.interface, "DS_ACCELERATOR": "cpu"}
+        processes = [
+            start([f"--rank={rank}", *flags], network, environment | {"LOCAL_RANK": str(rank)}, log)
+            for rank, (network, log) in enumerate(zip(place.networks, logs, strict=True))
         ]
-        _run_all(system, commands, _environment(place, is_for_memory), Path(folder))
+        _wait_for_all(system, processes, logs)
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(work.ranks)]
 
 
-def _environment(place: Place, is_for_memory: bool) -> dict[str, str]:
-    changed = {"GLOO_SOCKET_IFNAME": place.interface, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
-    if is_for_memory:
-        changed["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # freed blocks go back to the system at once
-    return {**os.environ, **changed}
+class _Forked:
+    """A rank in Python, with what is needed here of a Popen."""
+
+    def __init__(self, flags: list[str], network: str | None, environment: dict[str, str], log: Path) -> None:
+        arguments = (flags, network, environment, log)
+        self._process = _FORKED.Process(target=python_rank.run_forked, args=arguments)
+        self._process.start()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a rank", timeout)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
-def _run_all(system: str, commands: list[list], environment: dict, folder: Path) -> None:
-    logs = [folder / f"{rank}.log" for rank in range(len(commands))]
-    processes = []
-    for rank, (command, log) in enumerate(zip(commands, logs, strict=True)):
-        own = {**environment, "LOCAL_RANK": str(rank)}  # which DeepSpeed wants to see
-        with log.open("w") as file:
-            processes.append(subprocess.Popen(command, env=own, stdout=file, stderr=file))
+def _start_cpp(flags: list[str], network: str | None, environment: dict[str, str], log: Path) -> subprocess.Popen:
+    with log.open("w") as file:
+        command = [*inside(network), CPP_PROGRAM, *flags]
+        return subprocess.Popen(command, env={**os.environ, **environment}, stdout=file, stderr=file)
+
+
+def _wait_for_all(system: str, processes: list, logs: list[Path]) -> None:
     try:
         codes = [process.wait(TIMEOUT_S) for process in processes]
     except subprocess.TimeoutExpired:
@@ -133,9 +158,12 @@ def _summary(runs: list[list[dict]], memory_run: list[dict], place: Place) -> di
 
 
 def _check_losses(figures: dict, not_run: dict) -> None:
-    """Takes figures away from systems whose losses are not those of most others."""
-    reference = statistics.median(value for row in figures.values() for value in row["loss"])
+    """Takes figures away from systems whose losses are not those of most others with the same optimizer."""
+    losses: dict[str, list[float]] = {}
+    for name, row in figures.items():
+        losses.setdefault(SYSTEMS[name].optimizer, []).extend(row["loss"])
     for name in list(figures):
+        reference = statistics.median(losses[SYSTEMS[name].optimizer])
         away = max(abs(value - reference) / abs(reference) for value in figures[name]["loss"])
         if away > SYSTEMS[name].tolerance:
             reason = f"its loss is {away:.2%} away from the others', so that its time means nothing"

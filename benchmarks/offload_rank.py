@@ -100,6 +100,7 @@ def deepspeed(model: nn.Sequential) -> tuple:
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3, "offload_param": offload, "offload_optimizer": offload},
+        "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }

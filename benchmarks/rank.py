@@ -5,8 +5,10 @@ import importlib
 import json
 import os
 import time
+import warnings
 from pathlib import Path
 
+import links
 import memory
 import torch
 import torch.distributed as dist
@@ -30,10 +32,26 @@ def warm_up() -> None:
 
 
 def sent_bytes(interface: str) -> int:
-    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+    """By this process's network: /sys might show another one."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == interface:
+            return int(counts.split()[8])
+    raise RuntimeError(f"there is no network interface {interface}")
 
 
-def main() -> None:
+def run_forked(flags: list[str], network: str | None, environment: dict[str, str], log: Path) -> None:
+    """A rank in a process that was forked for it."""
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environment)
+    warnings.simplefilter("ignore")
+    links.enter(network)
+    main(flags)
+
+
+def main(flags: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--system", required=True)
     parser.add_argument("--rank", type=int, required=True)
@@ -45,7 +63,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
     parser.add_argument("--memory", type=int, required=True, help="1 if this run is for the figure of memory")
-    options = parser.parse_args()
+    options = parser.parse_args(flags)
+    if options.memory:
+        memory.keep_nothing()
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.ranks))
     store = dist.FileStore(str(options.folder / "store"), options.ranks)
@@ -85,6 +105,3 @@ def main() -> None:
     (options.folder / f"{options.rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 
-
-if __name__ == "__main__":
-    main()

@@ -11,6 +11,7 @@ back to the system at once. Bytes are those that the network interface counted. 
 
 import argparse
 import dataclasses
+import signal
 import sys
 
 import machine
@@ -20,8 +21,8 @@ from systems import SYSTEMS
 
 TORCH = ["ddp", "ddp+zero"]
 PEERS = [*TORCH, "fairscale-ddp", "fairscale-sharded", "fsdp", "fsdp-reshard", "deepspeed-1", "deepspeed-2"]
-OURS = ["replicated", "optimizer", "gradients", "overlap"]
-CPP = ["cpp-replicated", "cpp-optimizer", "cpp-gradients"]
+OURS = ["replicated", "optimizer", "gradients", "overlap", "in-backward"]
+CPP = ["cpp-replicated", "cpp-optimizer", "cpp-gradients", "cpp-in-backward"]
 NARROW = ["bf16-gradients", "bf16-wire"]
 
 
@@ -37,8 +38,11 @@ class Row:
 _10M = Work("10m", ranks=2, batch=4, steps=6)
 _60M = Work("60m", ranks=2, batch=2, steps=4)
 _CONV = Work("conv", ranks=2, batch=4, steps=6)
-_LINK = ["ddp", "ddp+zero", "fairscale-sharded", "fsdp", "gradients", "overlap", "bf16-wire", "bf16-overlap"]
-_LONG = ("fairscale-ddp", "fsdp", "deepspeed-1", "deepspeed-2", "replicated", "optimizer", *CPP, *NARROW)
+_LINK = ["ddp", "ddp+zero", "fairscale-sharded", "fsdp", "gradients", "overlap", "in-backward"]
+_LINK += ["bf16-wire", "bf16-overlap", "bf16-in-backward"]
+_SLOW = ("fairscale-ddp", "deepspeed-1", "optimizer", "cpp-replicated", "cpp-optimizer")
+_SLOWER = (*_SLOW, "fsdp", "deepspeed-2", "replicated", "overlap")
+_SLOWEST = (*_SLOWER, "ddp+zero", "fairscale-sharded", *CPP, *NARROW)
 
 
 def _on(work: Work, ranks: int) -> Work:
@@ -46,10 +50,14 @@ def _on(work: Work, ranks: int) -> Work:
 
 
 ROWS = {
-    "10m-2": Row(_10M, [*PEERS, *OURS, *CPP]),
-    "conv-2": Row(_CONV, [*PEERS, *OURS], long=("fairscale-ddp", "deepspeed-1")),
-    "60m-2": Row(_60M, [*PEERS, *OURS, *CPP, *NARROW], long=_LONG),
-    "overheads": Row(_10M, ["sgd", "adascale", "gradients", "gradients-scaled", "ddp", "ddp-scaled"]),
+    "10m-2": Row(_10M, [*PEERS, *OURS, *CPP], long=_SLOW),
+    "conv-2": Row(_CONV, [*PEERS, *OURS], long=_SLOWER),
+    "60m-2": Row(_60M, [*PEERS, *OURS, *CPP, *NARROW], long=_SLOWEST),
+    "overheads": Row(
+        _10M,
+        ["sgd", "adascale", "gradients", "gradients-scaled", "ddp", "ddp-scaled"],
+        long=("ddp", "ddp-scaled"),
+    ),
     "10m-4": Row(_on(_10M, 4), [*PEERS, *OURS, *CPP]),
     "60m-4": Row(_on(_60M, 4), [*PEERS, *OURS, *CPP]),
     "conv-4": Row(_on(_CONV, 4), [*PEERS, *OURS]),
@@ -66,13 +74,13 @@ def measure(name: str, row: Row) -> dict:
     if row.link and (reason := cannot_make_links()):
         return {"work": dataclasses.asdict(row.work), "systems": {}, "not_run": {"all": reason}}
     if row.link:
-        with slow_link(row.link) as prefixes:
-            figures = compare(row.systems, row.work, Place(prefixes, "veth0", is_shared=False))
+        with slow_link(row.link) as networks:
+            figures = compare(row.systems, row.work, Place(networks, "veth0", is_shared=False))
     else:
-        with private_loopback() as prefix:
-            figures = compare(row.systems, row.work, Place([prefix] * row.work.ranks))
+        with private_loopback() as network:
+            figures = compare(row.systems, row.work, Place([network] * row.work.ranks))
     # What one rank alone needs beside weights, gradients and states: for the formula of memory.
-    alone = run("alone", dataclasses.replace(row.work, ranks=1), Place([[]]), is_for_memory=True)[0]
+    alone = run("alone", dataclasses.replace(row.work, ranks=1), Place([None]), is_for_memory=True)[0]
     return {"row": name, "link": row.link, **figures, "alone": alone["peak"] - alone["bare"]}
 
 
@@ -96,6 +104,7 @@ def main() -> None:
     for name in ("rounds", "steps", "batch"):
         parser.add_argument(f"--{name}", type=int, help="instead of the row's own; writes no results")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that networks are taken away
     changes = {key: value for key in ("rounds", "steps", "batch") if (value := getattr(options, key))}
     for name in FULL if options.full else options.rows:
         row = ROWS[name]

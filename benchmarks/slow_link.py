@@ -17,18 +17,18 @@ import tempfile
 from pathlib import Path
 
 import torch
-from links import slow_link
+from links import inside, slow_link
 from slow_link_rank import SYSTEMS
 
 HERE = Path(__file__).parent
 NAMESPACES = ("fairshard-outer0", "fairshard-outer1")
 
 
-def run(system: str, prefixes: list[list[str]], options: argparse.Namespace) -> dict:
+def run(system: str, networks: list[str], options: argparse.Namespace) -> dict:
     flags = [f"--system={system}", f"--model={options.model}", f"--batch={options.batch}", f"--steps={options.steps}"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, HERE / "slow_link_rank.py", f"--folder={folder}", *flags]
-        ranks = [subprocess.Popen([*prefix, *command, f"--rank={rank}"]) for rank, prefix in enumerate(prefixes)]
+        ranks = [subprocess.Popen([*inside(name), *command, f"--rank={rank}"]) for rank, name in enumerate(networks)]
         codes = [process.wait() for process in ranks]
         if any(codes):
             raise RuntimeError(f"{system}: ranks ended with {codes}")
@@ -88,9 +88,9 @@ def main() -> None:
     if options.plot:
         plot(known["results"], options.plot)
         return
-    with slow_link(options.link, NAMESPACES, options.delay) as prefixes:
+    with slow_link(options.link, NAMESPACES, options.delay) as networks:
         for name in options.systems:
-            known["results"][name] = run(name, prefixes, options)
+            known["results"][name] = run(name, networks, options)
             print(f"{name}: done", file=sys.stderr, flush=True)
     print(table(known["results"]))
     if options.out:

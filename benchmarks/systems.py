@@ -100,6 +100,7 @@ def _deepspeed(model: nn.Module, stage: int) -> Training:
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,  # which it would clip to 1
     }
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
@@ -141,6 +142,10 @@ def overlap(model: nn.Module) -> Training:
     return _sharded(model, overlap_gather=True)
 
 
+def in_backward(model: nn.Module) -> Training:
+    return _sharded(model, step_in_backward=True)
+
+
 def bf16_gradients(model: nn.Module) -> Training:
     return _sharded(model, reduce_dtype=torch.bfloat16)
 
@@ -151,6 +156,10 @@ def bf16_wire(model: nn.Module) -> Training:
 
 def bf16_overlap(model: nn.Module) -> Training:
     return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, overlap_gather=True)
+
+
+def bf16_in_backward(model: nn.Module) -> Training:
+    return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, step_in_backward=True)
 
 
 def _sgd(model: nn.Module, wrap: Callable = lambda optimizer: optimizer) -> Training:
@@ -203,11 +212,13 @@ class System:
     #: What it loads; loading does not count as its memory.
     imports: tuple[str, ...] = ()
     is_ours: bool = False
+    #: Systems with the same one must have the same losses.
+    optimizer: str = "AdamW"
 
 
-def _ours(label: str, make: Callable | None, tolerance: float = 1e-3) -> System:
+def _ours(label: str, make: Callable | None, tolerance: float = 1e-3, optimizer: str = "AdamW") -> System:
     imports = "fairshard.optim", "fairshard.nn.data_parallel"
-    return System(f"ours, {label}", make, tolerance, imports, is_ours=True)
+    return System(f"ours, {label}", make, tolerance, imports, is_ours=True, optimizer=optimizer)
 
 
 _FAIRSCALE = "fairscale.optim", "fairscale.nn"
@@ -226,14 +237,17 @@ SYSTEMS = {
     "optimizer": _ours("optimizer", optimizer),
     "gradients": _ours("gradients", gradients),
     "overlap": _ours("gradients, `overlap_gather`", overlap),
+    "in-backward": _ours("gradients, `step_in_backward`", in_backward),
     "cpp-replicated": _ours("replicated, C++", None),
     "cpp-optimizer": _ours("optimizer, C++", None),
     "cpp-gradients": _ours("gradients, C++", None),
+    "cpp-in-backward": _ours("gradients, `step_in_backward`, C++", None),
     "bf16-gradients": _ours("gradients, bfloat16 gradients on the wire", bf16_gradients, 1e-2),
-    "bf16-wire": _ours("gradients, all in bfloat16 on the wire", bf16_wire, 1e-2),
-    "bf16-overlap": _ours("the same with `overlap_gather`", bf16_overlap, 1e-2),
-    "sgd": _ours("gradients, SGD", sgd),
-    "adascale": _ours("gradients, SGD with AdaScale", adascale),
+    "bf16-wire": _ours("all in bfloat16 on the wire", bf16_wire, 1e-2),
+    "bf16-overlap": _ours("all in bfloat16 on the wire, `overlap_gather`", bf16_overlap, 1e-2),
+    "bf16-in-backward": _ours("all in bfloat16 on the wire, `step_in_backward`", bf16_in_backward, 1e-2),
+    "sgd": _ours("gradients, SGD", sgd, optimizer="SGD"),
+    "adascale": _ours("gradients, SGD with AdaScale", adascale, optimizer="SGD"),
     "gradients-scaled": _ours("gradients, ShardedGradScaler", gradients_scaled),
     "ddp-scaled": System("DDP, torch.amp.GradScaler", ddp_scaled),
     "alone": System("one rank alone", alone),

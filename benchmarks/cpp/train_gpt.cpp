@@ -40,8 +40,10 @@ DataParallelMode mode_of(const std::string& system) {
   if (system == "cpp-replicated") {
     return DataParallelMode::kReplicated;
   }
-  TORCH_CHECK_VALUE(system == "cpp-optimizer" || system == "cpp-gradients", "--system is '", system,
-                    "', but must be cpp-replicated, cpp-optimizer or cpp-gradients");
+  TORCH_CHECK_VALUE(
+      system == "cpp-optimizer" || system == "cpp-gradients" || system == "cpp-in-backward",
+      "--system is '", system,
+      "', but must be cpp-replicated, cpp-optimizer, cpp-gradients or cpp-in-backward");
   return system == "cpp-optimizer" ? DataParallelMode::kOptimizer : DataParallelMode::kGradients;
 }
 
@@ -76,13 +78,14 @@ fairshard::comm::Group meet(const Flags& flags) {
 
 /// The model with its optimizer, whichever the mode wants.
 struct Training {
-  Training(const fairshard::comm::Group& group, const bench::Gpt& model, DataParallelMode mode)
+  Training(const fairshard::comm::Group& group, const bench::Gpt& model, DataParallelMode mode,
+           const fairshard::OssOptions& oss)
       : whole(mode == DataParallelMode::kReplicated
                   ? std::make_unique<fairshard::AdamW>(model->parameters(), options())
                   : nullptr),
-        sharded(whole
-                    ? nullptr
-                    : std::make_unique<fairshard::OSS<fairshard::AdamW>>(group, *model, options())),
+        sharded(whole ? nullptr
+                      : std::make_unique<fairshard::OSS<fairshard::AdamW>>(group, *model, options(),
+                                                                           oss)),
         parallel(group, model,
                  sharded ? std::vector<std::reference_wrapper<OssBase>>{*sharded}
                          : std::vector<std::reference_wrapper<OssBase>>(),
@@ -113,6 +116,9 @@ void warm_up() {
 }
 
 void run(const Flags& flags) {
+  if (flags.at("memory") == "1") {
+    mallopt(M_MMAP_THRESHOLD, 1'000'000);  // freed blocks go back to the system at once
+  }
   const int ranks = std::stoi(flags.at("ranks"));
   at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks));
   const auto group = meet(flags);
@@ -128,7 +134,9 @@ void run(const Flags& flags) {
   const int64_t bare = status_bytes("VmRSS");
   std::ofstream("/proc/self/clear_refs") << "5";
 
-  Training training(group, model, mode_of(flags.at("system")));
+  const std::string& system = flags.at("system");
+  Training training(group, model, mode_of(system),
+                    fairshard::OssOptions().step_in_backward(system == "cpp-in-backward"));
   const int warmup = std::stoi(flags.at("warmup"));
   const int steps = std::stoi(flags.at("steps"));
   const std::string& interface = flags.at("interface");

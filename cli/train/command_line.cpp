@@ -99,6 +99,8 @@ void add_strategy_options(CLI::App& app, TrainOptions& options) {
                "learning rates follow what a batch of --ranks x --accumulate parts is worth");
   app.add_flag("--checkpoint-activation", options.checkpoint_activation,
                "compute activations again in backward instead of keeping them");
+  app.add_flag("--step-in-backward", options.step_in_backward,
+               "step every bucket of gradients as soon as it is reduced, and keep none");
   app.add_option("--offload", options.offload,
                  "page the model through the device in so many slices; 0 does not")
       ->check(whole_number(0));

@@ -18,12 +18,12 @@ using torch::optim::Optimizer;
 constexpr int64_t kBucketBytes = int64_t{256} << 10;
 constexpr int64_t kLargeModelBytes = int64_t{64} << 20;
 
-int64_t bucket_bytes(const gpt::Gpt& model) {
+std::optional<int64_t> bucket_bytes(const gpt::Gpt& model) {
   int64_t bytes = 0;
   for (const auto& parameter : model->parameters()) {
     bytes += static_cast<int64_t>(parameter.nbytes());
   }
-  return bytes < kLargeModelBytes ? kBucketBytes : OssOptions().bucket_bytes();
+  return bytes < kLargeModelBytes ? std::optional(kBucketBytes) : std::nullopt;
 }
 
 torch::optim::AdamWOptions adamw_options(const TrainOptions& options) {
@@ -65,7 +65,10 @@ std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::G
                                           const TrainOptions& options) {
   const auto rates = adamw_options(options);
   const auto bytes = bucket_bytes(model);
-  const auto oss = OssOptions().bucket_bytes(bytes).first_bucket_bytes(kBucketBytes);
+  const auto oss = OssOptions()
+                       .bucket_bytes(bytes)
+                       .first_bucket_bytes(kBucketBytes)
+                       .step_in_backward(options.step_in_backward);
   const bool is_whole = options.shard == "none";
   if (options.adascale) {
     const auto scaling = adascale_options(options);

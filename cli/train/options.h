@@ -39,6 +39,7 @@ struct TrainOptions {
   std::string amp;
   bool adascale = false;
   bool checkpoint_activation = false;
+  bool step_in_backward = false;
 
   // A model that is paged through the device
   /// How many slices; 0: all of it is on the device.

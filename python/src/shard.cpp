@@ -5,6 +5,8 @@
 #include <fairshard/shard/flat_parameters.h>
 #include <fairshard/shard/grad_reducer.h>
 
+#include <pybind11/functional.h>
+
 #include <unordered_set>
 
 namespace fairshard::python {
@@ -40,9 +42,13 @@ std::vector<std::tuple<std::string, at::Tensor, int64_t>> parameters_of(
   return result;
 }
 
-std::vector<std::optional<at::Tensor>> gradients_of(const FlatParameters& flat) {
+std::vector<std::optional<at::Tensor>> gradients_of(const FlatParameters& flat,
+                                                    std::optional<size_t> bucket) {
   std::vector<std::optional<at::Tensor>> result;
   for (const auto& slice : flat.slices()) {
+    if (bucket && slice.piece.bucket != *bucket) {
+      continue;
+    }
     const at::Tensor gradient = flat.gradient_of(slice);
     result.push_back(gradient.defined() ? std::optional(gradient) : std::nullopt);
   }
@@ -103,7 +109,7 @@ void init_shard(py::module_& module) {
                                                               py::dynamic_attr())
       .def(py::init([](const comm::Group& group, const std::vector<std::string>& names,
                        const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& groups,
-                       int64_t bucket_bytes, bool whole_tensors, bool master_weights,
+                       std::optional<int64_t> bucket_bytes, bool whole_tensors, bool master_weights,
                        std::optional<at::ScalarType> gather_dtype) {
              const auto plan = shard::PlanOptions()
                                    .partition(whole_tensors ? Partition::kTensor : Partition::kEven)
@@ -120,7 +126,8 @@ void init_shard(py::module_& module) {
       .def_property_readonly("parameters", &parameters_of)
       .def_property_readonly("slices", &FlatParameters::slices, "What this rank owns.")
       .def("slices_of", &FlatParameters::slices_of, py::arg("rank"))
-      .def("gradients", &gradients_of, "The gradient of each of this rank's slices, or None.")
+      .def("gradients", &gradients_of, py::arg("bucket") = std::nullopt,
+           "The gradient of each of this rank's slices (of one bucket), or None.")
       .def("gradient_memory", &FlatParameters::gradient_memory,
            "All memory that gradients of this rank lie in.")
       .def_readwrite("scaled_by", &FlatParameters::scaled_by)
@@ -151,6 +158,9 @@ void init_shard(py::module_& module) {
           },
           released, "Returns when these parameters are in place.")
       .def("broadcast", &FlatParameters::broadcast, released)
+      .def_readwrite("on_reduced", &FlatParameters::on_reduced)
+      .def("take_was_stepped", &FlatParameters::take_was_stepped)
+      .def("step_all_buckets", &FlatParameters::step_all_buckets, released)
       .def_readwrite("join", &FlatParameters::join);
 
   py::class_<GradReducer, std::shared_ptr<GradReducer>>(m, "GradReducer")
@@ -163,7 +173,8 @@ void init_shard(py::module_& module) {
            py::arg("parts"), py::arg("is_sharded"), py::arg("wire_dtype"))
       .def("prepare", &GradReducer::prepare, released)
       .def("reduce", &GradReducer::reduce, released)
-      .def_property("sync", &GradReducer::sync, &GradReducer::set_sync);
+      .def_property("sync", py::cpp_function(&GradReducer::sync, released),
+                    py::cpp_function(&GradReducer::set_sync, released));
 
   m.def("clip_gradients", &clip_selected, released, py::arg("parts"), py::arg("max_norm"),
         py::arg("norm_type"), py::arg("selected"));

@@ -15,6 +15,12 @@ OssBase::OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptio
       options_(options),
       partition_(options.partition().value_or(partition)) {}
 
+OssBase::~OssBase() {
+  for (const auto& part : parts_) {
+    part->on_reduced = nullptr;  // a reducer may outlive this
+  }
+}
+
 void OssBase::take(const std::vector<NamedTensors>& groups) {
   std::vector<shard::Parameter> parameters;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -33,6 +39,10 @@ void OssBase::take(const std::vector<NamedTensors>& groups) {
                                                   .plan(plan)
                                                   .master_weights(options_.master_weights())
                                                   .gather_dtype(options_.gather_dtype())));
+  if (options_.step_in_backward()) {
+    auto& part = *parts_.back();
+    part.on_reduced = [this, &part](size_t bucket) { step_bucket(part, bucket); };
+  }
   first_groups_.push_back(groups_);
   groups_ += groups.size();
 }
@@ -70,17 +80,26 @@ at::Tensor OssBase::clip_grad_norm(double max_norm, double norm_type) {
   return shard::clip_gradients(parts_, max_norm, norm_type);
 }
 
-void OssBase::before_step() {
+void OssBase::step_share() {
   announce_step();
+  if (options_.step_in_backward()) {
+    step_by_bucket();
+  } else {
+    step_at_once();
+  }
+  if (!options_.overlap_gather()) {
+    wait_for_parameters();
+  }
+}
+
+void OssBase::step_at_once() {
   for (const auto& part : parts_) {
     part->before_step();
     for (const auto& slice : part->slices()) {
       slice.values.mutable_grad() = part->gradient_of(slice);
     }
   }
-}
-
-void OssBase::after_step() {
+  step_base();
   for (const auto& part : parts_) {
     part->settle();
     part->mark_used();
@@ -89,8 +108,29 @@ void OssBase::after_step() {
     }
     part->start_gather();
   }
-  if (!options_.overlap_gather()) {
-    wait_for_parameters();
+}
+
+/// Backward has done it, but for the first time and where there is no reducer.
+void OssBase::step_by_bucket() {
+  for (const auto& part : parts_) {
+    if (!part->take_was_stepped()) {
+      part->step_all_buckets();
+    }
+    part->mark_used();
+  }
+}
+
+void OssBase::step_bucket(const shard::FlatParameters& part, size_t bucket) {
+  std::vector<at::Tensor> stepped;
+  for (const auto& slice : part.slices()) {
+    if (slice.piece.bucket == bucket) {
+      slice.values.mutable_grad() = part.gradient_of(slice);
+      stepped.push_back(slice.values);
+    }
+  }
+  step_base();
+  for (const at::Tensor& values : stepped) {
+    values.mutable_grad() = at::Tensor();
   }
 }
 

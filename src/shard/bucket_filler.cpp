@@ -28,6 +28,17 @@ void clear_padding(const Bucket& layout, const at::Tensor& flat) {
   }
 }
 
+/// Whether nothing stands between the gradients of this backward and a step.
+void check_can_step(const FlatParameters& part) {
+  TORCH_CHECK(part.scaled_by == 0,
+              "step_in_backward cannot be used with a grad scaler, which finds out after backward "
+              "whether there is a step");
+  TORCH_CHECK(!part.join, "step_in_backward cannot be used within join()");
+  TORCH_CHECK(!part.was_stepped(),
+              "with step_in_backward the last backward has stepped already: call the optimizer's "
+              "step() after it, or let gradients add up within no_sync()");
+}
+
 }  // namespace
 
 BucketFiller::BucketFiller(std::vector<std::shared_ptr<FlatParameters>> parts,
@@ -39,6 +50,8 @@ BucketFiller::BucketFiller(std::vector<std::shared_ptr<FlatParameters>> parts,
   for (const auto& part : parts_) {
     TORCH_CHECK_VALUE(part->group().process_group() == parts_[0]->group().process_group(),
                       "optimizers of one model must have one process group");
+    TORCH_CHECK_VALUE(is_sharded() || !part->on_reduced,
+                      "step_in_backward needs sharded gradients (the mode 'gradients')");
   }
   scale_ = at::native::wrapped_scalar_tensor(1.0 / parts_[0]->group().size());
   list_buckets();
@@ -94,11 +107,17 @@ void BucketFiller::begin() {
       part->begin_backward();
     }
     part->scaled_by = scale::scaler_of_backward();
+    if (part->on_reduced) {
+      check_can_step(*part);
+      part->follow_parameters();
+    }
     part->awaits_reduction = false;
   }
   for (Fill& fill : fills_) {
     const auto& slots = layout_of(fill).slots;
     fill.flat.reset();
+    fill.agreement.reset();
+    fill.reduced.reset();
     fill.is_taken.assign(slots.size(), false);
     fill.missing = slots.size();
     // A bucket of frozen parameters is left out, on all ranks alike.
@@ -108,6 +127,7 @@ void BucketFiller::begin() {
   }
   arrivals_.clear();
   next_ = 0;
+  next_to_step_ = 0;
   is_idle_ = false;
 }
 
@@ -143,6 +163,7 @@ bool BucketFiller::has_gradients_from_before() const {
 
 void BucketFiller::reset() {
   started_.clear();
+  pool_.clear();
   is_idle_ = true;
 }
 
@@ -168,7 +189,9 @@ void BucketFiller::ensure_flat(Fill& fill) {
     fill.flat = fill.replicated;
     return;
   }
-  while (static_cast<int>(started_.size()) >= options_.buckets_in_flight()) {
+  // What is stepped in backward needs its memory until then, so waiting would bring none.
+  while (!is_stepped_in_backward(fill) &&
+         static_cast<int>(started_.size()) >= options_.buckets_in_flight()) {
     finish_oldest();
   }
   fill.flat = pool_.take(values.numel(), wire_dtype_of(fill), values);
@@ -222,6 +245,52 @@ void BucketFiller::start_ready() {
   }
 }
 
+void BucketFiller::start_agreement(Fill& fill) {
+  const auto& slots = layout_of(fill).slots;
+  fill.used = at::zeros({static_cast<int64_t>(slots.size())}, at::kByte);
+  auto* const flags = fill.used.mutable_data_ptr<uint8_t>();
+  for (size_t i = 0; i < slots.size(); ++i) {
+    flags[i] = is_used_[fill.part][slots[i].parameter] ? 1 : 0;
+  }
+  fill.agreement = comm::all_reduce(parts_[0]->group(), fill.used, comm::ReduceOp::kMax,
+                                    "used parameters of " + label(fill));
+}
+
+void BucketFiller::finish_agreement(Fill& fill) {
+  std::exchange(fill.agreement, std::nullopt)->wait();
+  const auto& slots = layout_of(fill).slots;
+  const auto* const flags = fill.used.const_data_ptr<uint8_t>();
+  for (size_t i = 0; i < slots.size(); ++i) {
+    is_used_[fill.part][slots[i].parameter] = flags[i] != 0;
+  }
+}
+
+/// See Note [Steps in backward] in grad_reducer.h.
+void BucketFiller::step_before(size_t place) {
+  for (; next_to_step_ < place; ++next_to_step_) {
+    Fill& fill = fills_[next_to_step_];
+    if (!is_stepped_in_backward(fill)) {
+      continue;
+    }
+    while (!started_.empty() && started_.front().fill <= &fill) {
+      finish_oldest();
+    }
+    finish_agreement(fill);
+    part_of(fill).deliver(fill.bucket, is_used_[fill.part]);
+    part_of(fill).step_bucket(fill.bucket);
+    if (fill.reduced.defined()) {
+      pool_.give_back(std::exchange(fill.reduced, at::Tensor()));
+    }
+  }
+}
+
+bool BucketFiller::can_reduce_within(const Fill& fill) const {
+  const FlatParameters& part = part_of(fill);
+  return is_stepped_in_backward(fill) && !part.has_gradients(fill.bucket) &&
+         !part.has_copy(fill.bucket) &&
+         fill.flat.scalar_type() == part.bucket(fill.bucket).scalar_type();
+}
+
 void BucketFiller::start(Fill& fill) {
   const comm::Group& group = parts_[0]->group();
   if (!is_sharded()) {
@@ -231,7 +300,14 @@ void BucketFiller::start(Fill& fill) {
     started_.push_back({&fill, fill.flat, is_cast ? wire : at::Tensor(), std::move(work)});
     return;
   }
+  const auto place = static_cast<size_t>(&fill - fills_.data());
+  const auto in_flight = static_cast<size_t>(options_.buckets_in_flight());
+  step_before(place + 1 > in_flight ? place + 1 - in_flight : 0);
   clear_padding(layout_of(fill), fill.flat);
+  if (can_reduce_within(fill)) {
+    fill.reduced = fill.flat;
+    part_of(fill).reduce_within(fill.bucket, fill.flat);
+  }
   const at::Tensor own = part_of(fill).gradient_range(fill.bucket);
   const bool adds = part_of(fill).has_gradients(fill.bucket);
   const at::Tensor arrival = adds ? at::empty_like(own) : own;
@@ -240,6 +316,9 @@ void BucketFiller::start(Fill& fill) {
       comm::reduce_scatter(group, arrival, fill.flat, op, label(fill), layout_of(fill).bounds);
   started_.push_back({&fill, std::exchange(fill.flat, at::Tensor()), adds ? arrival : at::Tensor(),
                       std::move(work)});
+  if (is_stepped_in_backward(fill)) {
+    start_agreement(fill);
+  }
 }
 
 void BucketFiller::finish_oldest() {
@@ -255,7 +334,9 @@ void BucketFiller::finish_oldest() {
   if (started.arrival.defined()) {
     part_of(*started.fill).gradient_range(started.fill->bucket).add_(started.arrival);
   }
-  pool_.give_back(started.flat);
+  if (!started.fill->reduced.defined()) {
+    pool_.give_back(started.flat);
+  }
 }
 
 void BucketFiller::finish() {
@@ -270,6 +351,7 @@ void BucketFiller::finish() {
         start(fills_[next_]);
       }
     }
+    step_before(fills_.size());
     agree_on_used();
     while (!started_.empty()) {
       finish_oldest();
@@ -287,7 +369,7 @@ void BucketFiller::finish() {
 
 void BucketFiller::deliver() {
   for (const Fill& fill : fills_) {
-    if (!fill.is_active) {
+    if (!fill.is_active || is_stepped_in_backward(fill)) {
       continue;
     }
     if (is_sharded()) {
@@ -305,6 +387,11 @@ void BucketFiller::deliver() {
 
 void BucketFiller::agree_on_used() {
   // See Note [Unused parameters] in grad_reducer.h.
+  if (std::none_of(fills_.begin(), fills_.end(), [&](const Fill& fill) {
+        return fill.is_active && !is_stepped_in_backward(fill);
+      })) {
+    return;
+  }
   int64_t count = 0;
   for (const auto& used : is_used_) {
     count += static_cast<int64_t>(used.size());

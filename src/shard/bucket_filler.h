@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,12 @@ class BucketFiller {
     bool is_active = false;
     /// Where gradients lie that every rank has; kept from one backward to the next.
     at::Tensor replicated;
+    // Only if the bucket is stepped in backward:
+    /// Its flat memory, of which this rank's range has the reduced gradients until they are stepped.
+    at::Tensor reduced;
+    /// For each slot, whether any rank had a gradient, and what brings that about.
+    at::Tensor used;
+    std::optional<comm::Work> agreement;
   };
   struct Started {
     Fill* fill;
@@ -59,7 +66,11 @@ class BucketFiller {
   void put_missing(Fill& fill);
   void start_ready();
   void start(Fill& fill);
+  bool can_reduce_within(const Fill& fill) const;
+  void start_agreement(Fill& fill);
   void finish_oldest();
+  void step_before(size_t place);
+  void finish_agreement(Fill& fill);
   void deliver();
   void agree_on_used();
   void learn_order();
@@ -71,6 +82,9 @@ class BucketFiller {
   at::ScalarType wire_dtype_of(const Fill& fill) const;
   bool averages_after_sum(const Fill& fill) const;
   std::string label(const Fill& fill) const;
+  bool is_stepped_in_backward(const Fill& fill) const {
+    return fill.is_active && is_order_known_ && part_of(fill).on_reduced;
+  }
   bool is_sharded() const { return options_.mode() == GradientMode::kSharded; }
 
   std::vector<std::shared_ptr<FlatParameters>> parts_;
@@ -88,6 +102,8 @@ class BucketFiller {
   bool is_order_known_ = false;
   /// The first bucket that has not been started.
   size_t next_ = 0;
+  /// The first bucket that has not been stepped; see Note [Steps in backward].
+  size_t next_to_step_ = 0;
   std::deque<Started> started_;
   BucketPool pool_;
   bool is_idle_ = true;

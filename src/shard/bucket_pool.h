@@ -1,5 +1,5 @@
 #pragma once
-// Memory of buckets, used again and again.
+// Memory of buckets, used again and again within one backward.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,6 +13,8 @@ class BucketPool {
   at::Tensor take(int64_t numel, at::ScalarType dtype, const at::Tensor& like);
   /// Takes back what take() gave.
   void give_back(const at::Tensor& flat);
+  /// Gives all to the allocator: the next forward needs memory, too.
+  void clear() { free_.clear(); }
 
  private:
   std::vector<at::Tensor> free_;

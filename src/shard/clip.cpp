@@ -61,6 +61,8 @@ at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& pa
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> powers;
   for (const auto& part : parts) {
+    TORCH_CHECK(!part->on_reduced,
+                "gradients cannot be clipped with step_in_backward, which drops them one by one");
     const at::Tensor own = own_powers(*part, norm_type, selects);
     powers.push_back(powers.empty() ? own : own.to(powers[0].device()));
   }

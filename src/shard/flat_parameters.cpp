@@ -230,6 +230,9 @@ void FlatParameters::reorder(const std::vector<size_t>& order) {
     for (const Slice& slice : slices_) {
       const Piece& piece = slice.piece;
       if (old_plan.bucket_of(piece.parameter) == b) {
+        if (!gradient_ranges_[piece.bucket].defined()) {
+          gradient_range(piece.bucket).zero_();  // what is between parameters must be finite
+        }
         gradient_range(piece.bucket)
             .narrow(0, piece.offset, piece.numel())
             .copy_(whole.narrow(0, old_plan.slot_of(piece.parameter).offset + piece.begin,
@@ -247,7 +250,7 @@ at::Tensor FlatParameters::gradient_range(size_t bucket) {
   at::Tensor& range = gradient_ranges_[bucket];
   if (!range.defined()) {
     const at::Tensor& like = copies_[bucket].defined() ? copies_[bucket] : buckets_[bucket];
-    range = at::zeros({plan_.range_length(bucket, group_.rank())}, like.options());
+    range = at::empty({plan_.range_length(bucket, group_.rank())}, like.options());
   }
   return range;
 }
@@ -260,6 +263,8 @@ void FlatParameters::deliver(size_t bucket, const std::vector<bool>& has_gradien
 }
 
 void FlatParameters::clear_gradients() {
+  // As zero_grad does with .grad: the next forward needs memory, too.
+  gradient_ranges_.assign(gradient_ranges_.size(), at::Tensor());
   is_delivered_.assign(is_delivered_.size(), false);
   has_gradient_.assign(has_gradient_.size(), false);
   is_used_ = false;
@@ -371,18 +376,53 @@ void FlatParameters::start_gather() {
   wait_for_values();
   // The last buckets hold the first layers, which the next forward needs first.
   for (size_t b = buckets_.size(); b-- > 0;) {
-    const auto dtype = gather_dtype(b);
-    const bool is_narrow = dtype != buckets_[b].scalar_type();
-    const at::Tensor target =
-        is_narrow ? at::empty(buckets_[b].sizes(), buckets_[b].options().dtype(dtype))
-                  : buckets_[b];
-    const at::Tensor own = own_range_of(b, target);
-    if (copies_[b].defined()) {
-      own.copy_(copies_[b]);
-    }
-    auto work = comm::all_gather(group_, target, own, c10::str("parameters of bucket ", b),
-                                 plan_.buckets()[b].bounds);
-    gathers_[b] = Gather{std::move(work), is_narrow ? target : at::Tensor()};
+    gather_bucket(b);
+  }
+}
+
+void FlatParameters::gather_bucket(size_t b) {
+  const auto dtype = gather_dtype(b);
+  const bool is_narrow = dtype != buckets_[b].scalar_type();
+  const at::Tensor target =
+      is_narrow ? at::empty(buckets_[b].sizes(), buckets_[b].options().dtype(dtype)) : buckets_[b];
+  const at::Tensor own = own_range_of(b, target);
+  if (copies_[b].defined()) {
+    own.copy_(copies_[b]);
+  }
+  auto work = comm::all_gather(group_, target, own, c10::str("parameters of bucket ", b),
+                               plan_.buckets()[b].bounds);
+  gathers_[b] = Gather{std::move(work), is_narrow ? target : at::Tensor()};
+}
+
+void FlatParameters::step_bucket(size_t bucket) {
+  const at::NoGradGuard no_grad;
+  wait_for_bucket(bucket);
+  on_reduced(bucket);
+  was_stepped_ = true;
+  settle();
+  drop_gradients(bucket);
+  for (const Slot& slot : plan_.buckets()[bucket].slots) {
+    // If backward still needs the old values (of a parameter that was also used detached, say),
+    // autograd refuses to go on.
+    parameters_[slot.parameter].tensor.unsafeGetTensorImpl()->bump_version();
+    has_changed(slot.parameter);
+  }
+  gather_bucket(bucket);
+}
+
+void FlatParameters::step_all_buckets() {
+  before_step();
+  for (size_t b = buckets_.size(); b-- > 0;) {
+    step_bucket(b);
+  }
+  was_stepped_ = false;
+}
+
+void FlatParameters::drop_gradients(size_t bucket) {
+  is_delivered_[bucket] = false;
+  gradient_ranges_[bucket].reset();
+  for (const Slot& slot : plan_.buckets()[bucket].slots) {
+    has_gradient_[slot.parameter] = false;
   }
 }
 

@@ -11,6 +11,9 @@ std::vector<std::pair<at::Tensor, at::Tensor>> gradients_to_compare(
     TORCH_CHECK(!part->join,
                 "gradients of ranks cannot be compared (AdaScale) within join(), where ranks may "
                 "have none");
+    TORCH_CHECK(!part->on_reduced,
+                "gradients of ranks cannot be compared (AdaScale) with step_in_backward, which "
+                "drops them one by one");
     TORCH_CHECK(!part->awaits_reduction,
                 "gradients cannot be compared (AdaScale) before they are reduced: the last "
                 "backward of a step must not be within no_sync()");

@@ -31,10 +31,22 @@ std::vector<size_t> last_first(size_t count) {
   return order;
 }
 
+/// See Note [Size of buckets] in plan.h.
+int64_t fitting_bucket_bytes(const std::vector<Parameter>& parameters, int ranks) {
+  constexpr int64_t kBuckets = 8;
+  constexpr int64_t kLeastForEachRank = int64_t{1} << 20;
+  constexpr int64_t kMost = int64_t{25} << 20;
+  int64_t bytes = 0;
+  for (const Parameter& parameter : parameters) {
+    bytes += static_cast<int64_t>(parameter.tensor.nbytes());
+  }
+  return std::min(std::max(bytes / kBuckets, ranks * kLeastForEachRank), kMost);
+}
+
 /// Parameters for each bucket.
 std::vector<std::vector<size_t>> fill_buckets(const std::vector<Parameter>& parameters,
                                               const std::vector<size_t>& order,
-                                              const PlanOptions& options) {
+                                              int64_t bucket_bytes, int64_t first_bucket_bytes) {
   struct Open {
     size_t bucket;
     int64_t bytes;
@@ -45,8 +57,7 @@ std::vector<std::vector<size_t>> fill_buckets(const std::vector<Parameter>& para
     const at::Tensor& tensor = parameters[i].tensor;
     const int64_t bytes = tensor.numel() * tensor.element_size();
     const bool is_first = buckets.size() <= 1;
-    const int64_t limit = is_first ? std::min(options.first_bucket_bytes(), options.bucket_bytes())
-                                   : options.bucket_bytes();
+    const int64_t limit = is_first ? std::min(first_bucket_bytes, bucket_bytes) : bucket_bytes;
     auto found = open.find(kind_of(parameters[i]));
     if (found == open.end() || found->second.bytes + bytes > limit) {
       found = open.insert_or_assign(kind_of(parameters[i]), Open{buckets.size(), 0}).first;
@@ -82,11 +93,11 @@ ShardPlan::ShardPlan(const std::vector<Parameter>& parameters, int ranks,
     : ranks_(ranks),
       order_(order.empty() ? last_first(parameters.size()) : std::move(order)),
       places_(parameters.size()) {
-  TORCH_CHECK_VALUE(options.bucket_bytes() >= 0, "bucket_bytes is ", options.bucket_bytes(),
-                    ", but must not be negative");
+  const int64_t bytes = options.bucket_bytes().value_or(fitting_bucket_bytes(parameters, ranks));
+  TORCH_CHECK_VALUE(bytes >= 0, "bucket_bytes is ", bytes, ", but must not be negative");
   const bool is_even = options.partition() == Partition::kEven;
   const auto owners = is_even ? std::vector<int>() : balance(parameters, ranks);
-  for (auto& members : fill_buckets(parameters, order_, options)) {
+  for (auto& members : fill_buckets(parameters, order_, bytes, options.first_bucket_bytes())) {
     if (!is_even) {
       std::stable_sort(members.begin(), members.end(),
                        [&](size_t a, size_t b) { return owners[a] < owners[b]; });

@@ -27,13 +27,17 @@ struct OssOptions {
   TORCH_ARG(bool, master_weights) = false;
 
   // Performance
-  /// How much is communicated together.
-  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  /// How much is communicated together. If not given, see Note [Size of buckets] in shard/plan.h.
+  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   /// The first bucket is smaller, so that communication starts early in backward.
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
   /// step() returns while parameters are still being gathered; ShardedDataParallel's next forward
   /// waits for them. Whoever reads parameters in between calls wait_for_parameters() first.
   TORCH_ARG(bool, overlap_gather) = false;
+  /// Backward steps each bucket as soon as its gradients are reduced, drops them and gathers its
+  /// values; step() only waits for that. Saves the gradients' memory and hides the gather. Gradients
+  /// can then be neither clipped nor scaled nor looked at, and backward is not to be repeated.
+  TORCH_ARG(bool, step_in_backward) = false;
   /// The dtype in which parameters are gathered, for instance at::kBFloat16. All ranks then compute
   /// with the rounded values, and each steps an exact copy of what it owns.
   TORCH_ARG(std::optional<at::ScalarType>, gather_dtype);
@@ -42,6 +46,10 @@ struct OssOptions {
 /// What OSS does whatever its base optimizer is: parameters, gradients and gathering.
 class OssBase : public torch::optim::Optimizer {
  public:
+  ~OssBase() override;
+  OssBase(const OssBase&) = delete;
+  OssBase& operator=(const OssBase&) = delete;
+
   /// Drops gradients, those of .grad and those that were reduced into this rank's ranges. Local.
   void zero_grad(bool set_to_none = true);
 
@@ -72,16 +80,20 @@ class OssBase : public torch::optim::Optimizer {
   std::vector<std::vector<at::Tensor>> slices() const;
   /// Whether slices() has changed since the last time that this was asked.
   bool have_slices_changed();
-  /// Everything before the base optimizer's own step.
-  void before_step();
-  /// Everything after it.
-  void after_step();
+  /// Everything that a step is.
+  void step_share();
+  /// Steps the base optimizer on those slices that have a gradient, with the options of
+  /// param_groups().
+  virtual void step_base() = 0;
   /// Whether the base optimizer has stepped.
   virtual bool has_state() const = 0;
 
  private:
   friend class DataParallelBase;
 
+  void step_at_once();
+  void step_by_bucket();
+  void step_bucket(const shard::FlatParameters& part, size_t bucket);
   void announce_step();
   void share_learning_rates(int leader);
 
@@ -143,18 +155,7 @@ class OSS : public OssBase {
       loss = closure();
     }
     const at::NoGradGuard no_grad;
-    before_step();
-    for (size_t i = 0; i < param_groups().size(); ++i) {
-      base_->param_groups()[i].set_options(param_groups()[i].options().clone());
-    }
-    if (have_slices_changed()) {
-      auto sliced = slices();
-      for (size_t i = 0; i < sliced.size(); ++i) {
-        base_->param_groups()[i].params() = std::move(sliced[i]);
-      }
-    }
-    base_->step();
-    after_step();
+    step_share();
     return loss;
   }
 
@@ -177,6 +178,19 @@ class OSS : public OssBase {
       sliced.emplace_back(own[i], param_groups().back().options().clone());
     }
     base_ = std::make_unique<Base>(std::move(sliced), std::move(options));
+  }
+
+  void step_base() override {
+    for (size_t i = 0; i < param_groups().size(); ++i) {
+      base_->param_groups()[i].set_options(param_groups()[i].options().clone());
+    }
+    if (have_slices_changed()) {
+      auto sliced = slices();
+      for (size_t i = 0; i < sliced.size(); ++i) {
+        base_->param_groups()[i].params() = std::move(sliced[i]);
+      }
+    }
+    base_->step();
   }
 
   bool has_state() const override { return !base_->state().empty(); }

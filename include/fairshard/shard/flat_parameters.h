@@ -6,6 +6,7 @@
 #include <fairshard/shard/join.h>
 #include <fairshard/shard/plan.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -81,6 +82,11 @@ class FlatParameters {
 
   /// This rank's range of a bucket's reduced gradients, for the reducer to fill.
   at::Tensor gradient_range(size_t bucket);
+  /// Has a bucket's gradients reduced within `flat`, which is laid out like it: this rank's range of
+  /// that is its gradient range until the bucket is stepped.
+  void reduce_within(size_t bucket, const at::Tensor& flat) {
+    gradient_ranges_[bucket] = own_range_of(bucket, flat);
+  }
   bool has_gradients(size_t bucket) const { return is_delivered_[bucket]; }
   /// Called by the reducer when a bucket's range has been filled or added to: which parameters had
   /// a gradient on any rank.
@@ -122,6 +128,19 @@ class FlatParameters {
   /// Makes all ranks' values those of `root`. Collective; blocks.
   void broadcast(int root);
 
+  // Steps in backward.
+
+  /// Set by an optimizer that steps a bucket as soon as its gradients are reduced: steps this rank's
+  /// slices of one bucket. See Note [Steps in backward] in grad_reducer.h.
+  std::function<void(size_t bucket)> on_reduced;
+  /// Has a bucket stepped by `on_reduced`, drops its gradients and starts to gather it. Collective.
+  void step_bucket(size_t bucket);
+  /// Whether any bucket was stepped since the last time that this was asked.
+  bool take_was_stepped() { return std::exchange(was_stepped_, false); }
+  bool was_stepped() const { return was_stepped_; }
+  /// Does the same for all buckets, for whatever gradients there are. Collective.
+  void step_all_buckets();
+
   /// Set while ranks may run out of inputs; see Join.
   std::shared_ptr<Join> join;
 
@@ -140,6 +159,8 @@ class FlatParameters {
   at::ScalarType gather_dtype(size_t bucket) const;
   bool has_changed(size_t parameter);
   void adopt_bucket(size_t bucket);
+  void drop_gradients(size_t bucket);
+  void gather_bucket(size_t bucket);
   void wait_for_bucket(size_t bucket);
 
   comm::Group group_;
@@ -157,6 +178,7 @@ class FlatParameters {
   std::vector<int64_t> versions_;
   std::vector<std::optional<Gather>> gathers_;
   bool is_used_ = false;
+  bool was_stepped_ = false;
   bool is_settled_ = false;
   int revision_ = 0;
 };

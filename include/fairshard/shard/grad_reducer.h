@@ -45,6 +45,14 @@ struct ReducerOptions {
 /// gradients arrive if layers run as they are registered. The first backward sees how they do
 /// arrive; when it ends, rank 0's order is everybody's, and the buckets are filled anew by it.
 ///
+/// Note [Steps in backward]: a part may have an `on_reduced`, which steps a bucket as soon as it is
+/// reduced. Its gradients are dropped at once and its values gathered behind the rest of backward,
+/// so that no rank ever holds all of its gradients, and when backward ends, nearly all is done.
+/// The first backward, which finds the order of buckets, leaves all to the optimizer's step().
+/// Ranks must gather at the same points of one order, though their gradients may come in different
+/// ones: a bucket is stepped right before the one is started that is `buckets_in_flight` later, and
+/// ranks agree on unused parameters bucket by bucket.
+///
 /// Hooks run on autograd's threads and need no Python lock. One backward at a time.
 class GradReducer {
  public:

@@ -73,12 +73,16 @@ class OSS(torch.optim.Optimizer):
         partition: "even" (every rank owns an equal range of everything, parameters may be split),
             "tensor" (whole tensors, balanced by size), or "auto": "even" for torch's own optimizers
             that treat every element by itself, "tensor" for all others.
-        bucket_bytes: how much is communicated together.
+        bucket_bytes: how much is communicated together (default: an eighth of the model, with at least 1 MiB
+            for each rank and at most 25 MiB).
         overlap_gather: ``step()`` returns while parameters are still being gathered, and the
             ShardedDataParallel's next forward waits for them, module by module. Whoever reads
             parameters in between calls ``wait_for_parameters()`` first.
         master_weights: float16 and bfloat16 parameters are stepped in float32, on copies of what a
             rank owns.
+        step_in_backward: backward steps each bucket as soon as its gradients are reduced, drops them and
+            gathers its values; ``step()`` only waits for that. Saves the gradients' memory and hides the
+            gather. Gradients can then be neither clipped nor scaled nor looked at.
         gather_dtype: the dtype in which parameters are gathered. All ranks then compute with the
             rounded values, and each steps an exact copy of what it owns.
         **default: options of ``optim``.
@@ -94,14 +98,16 @@ class OSS(torch.optim.Optimizer):
         force_broadcast_object: bool = False,
         *,
         partition: str = "auto",
-        bucket_bytes: int = 25 << 20,
+        bucket_bytes: int | None = None,
         overlap_gather: bool = False,
+        step_in_backward: bool = False,
         master_weights: bool = False,
         gather_dtype: torch.dtype | None = None,
         **default: Any,
     ) -> None:
         self._comm = comm.Group(group)
         self._overlap_gather = overlap_gather
+        self._step_in_backward = step_in_backward
         self._layout = {
             "bucket_bytes": bucket_bytes,
             "whole_tensors": _needs_whole_tensors(_class_of_steps(optim, default), partition),
@@ -185,11 +191,50 @@ class OSS(torch.optim.Optimizer):
         if join is not None:
             said = join.announce(_shard.Join.Action.STEP, [self._join_number, 0, 0])
             share_numbers(self._comm, self.param_groups, said.leader)
+        if self._step_in_backward:
+            self._step_by_bucket(kwargs)
+        else:
+            self._step_at_once(kwargs)
+        if not self._overlap_gather:
+            self.wait_for_parameters()
+
+    def _step_at_once(self, kwargs: dict) -> None:
         for part in self._parts:
             part.before_step()
-        self._groups_to_base()
-        entries = self.entries
         gradients = [gradient for part in self._parts for gradient in part.gradients()]
+        self._step_base(self.entries, gradients, kwargs)
+        for part in self._parts:
+            part.settle()
+            part.mark_used()
+            part.start_gather()
+
+    def _step_by_bucket(self, kwargs: dict) -> None:
+        """Backward has done it, but for the first time and where there is no ShardedDataParallel."""
+        if kwargs:
+            raise TypeError(f"OSS: step() cannot hand {', '.join(kwargs)} to steps that are taken in backward")
+        for part in self._parts:
+            if not part.take_was_stepped():
+                part.step_all_buckets()
+            part.mark_used()
+
+    @torch.no_grad()
+    def _step_bucket(self, number: int, bucket: int) -> None:
+        part = self._parts[number]
+        entries = [entry for entry in self.entries if entry.part is part and entry.slice.bucket == bucket]
+        # The base optimizer gets to see nothing else, so that all buckets together cost no more than one step.
+        groups = self._base.param_groups
+        everything = [group["params"] for group in groups]
+        for i, group in enumerate(groups):
+            group["params"] = [entry.values for entry in entries if entry.group == i]
+        try:
+            self._step_base(entries, part.gradients(bucket), {})
+        finally:
+            for group, params in zip(groups, everything, strict=True):
+                group["params"] = params
+
+    def _step_base(self, entries: list[Entry], gradients: list, kwargs: dict) -> None:
+        """Steps the base optimizer on these entries."""
+        self._groups_to_base()
         for entry, gradient in zip(entries, gradients, strict=True):
             entry.values.grad = gradient
         try:
@@ -198,12 +243,6 @@ class OSS(torch.optim.Optimizer):
             for entry in entries:
                 entry.values.grad = None
         self._groups_from_base()
-        for part in self._parts:
-            part.settle()
-            part.mark_used()
-            part.start_gather()
-        if not self._overlap_gather:
-            self.wait_for_parameters()
 
     def wait_for_parameters(self) -> None:
         """Returns when all parameters are in place; see ``overlap_gather``."""
@@ -311,6 +350,8 @@ class OSS(torch.optim.Optimizer):
             numbers += [number] * len(group["params"])
         part = _shard.FlatParameters(self._comm, names, tensors, numbers, **self._layout)
         part.optimizer = weakref.ref(self)
+        if self._step_in_backward:
+            part.on_reduced = _when_reduced(weakref.WeakMethod(self._step_bucket), len(self._parts))
         self._parts.append(part)
         self._first_groups.append(first)
         for _, tensor, _ in part.parameters:
@@ -347,6 +388,16 @@ class OSS(torch.optim.Optimizer):
 
     def _groups_from_base(self) -> None:
         _copy_options(self._base.param_groups, self.param_groups)
+
+
+def _when_reduced(step_bucket: weakref.WeakMethod, part: int) -> Callable[[int], None]:
+    """What a part calls when a bucket is reduced. Does not keep the optimizer alive, which the part may outlive."""
+
+    def step(bucket: int) -> None:
+        if (method := step_bucket()) is not None:
+            method(part, bucket)
+
+    return step
 
 
 def _copy_options(source: list[dict], target: list[dict]) -> None:

@@ -32,6 +32,8 @@ TABLE = {
     "accumulate, gradients, 2 ranks": ({"ranks": 2, "shard": "gradients", "accumulate": 2}, PLAIN, SUMS),
     "checkpoint": (PLAIN | KEEPING, PLAIN, BITS),
     "checkpoint, gradients, 2 ranks": ({"ranks": 2, "shard": "gradients"} | KEEPING, PLAIN2, BITS),
+    "step in backward, gradients, 2 ranks": ({"ranks": 2, "step_in_backward": True}, PLAIN2, BITS),
+    "step in backward, checkpoint, 2 ranks": ({"ranks": 2, "step_in_backward": True} | KEEPING, PLAIN2, BITS),
     "clip, gradients, 2 ranks": ({"ranks": 2, "shard": "gradients", "clip": 0.5}, PLAIN | {"clip": 0.5}, SUMS),
     "offload": ({"ranks": 1, "offload": 3}, PLAIN, BITS),
     "offload, checkpoint, accumulate": (
