@@ -26,8 +26,8 @@ def peak() -> int:
 
 
 def keep_nothing() -> None:
-    """From now on, large blocks that are freed go back to the system at once."""
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1_000_000)
+    """From now on, blocks that are freed (but for the smallest) go back to the system at once."""
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 64 << 10)
 
 
 def give_back() -> None:

@@ -117,7 +117,7 @@ void warm_up() {
 
 void run(const Flags& flags) {
   if (flags.at("memory") == "1") {
-    mallopt(M_MMAP_THRESHOLD, 1'000'000);  // freed blocks go back to the system at once
+    mallopt(M_MMAP_THRESHOLD, 64 << 10);  // freed blocks go back to the system at once
   }
   const int ranks = std::stoi(flags.at("ranks"));
   at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks));
