@@ -97,8 +97,8 @@ def printed(figures: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="*", choices=ROWS, default=MAIN)
-    parser.add_argument("--full", action="store_true", help="every row, with every system")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, help="only these")
+    parser.add_argument("--full", action="store_true", help="every row, and of each row every system")
     parser.add_argument("--systems", nargs="*", choices=SYSTEMS, help="only these")
     parser.add_argument("--write", action="store_true", help="results, though not of all of the row's systems")
     for name in ("rounds", "steps", "batch"):
@@ -106,7 +106,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that networks are taken away
     changes = {key: value for key in ("rounds", "steps", "batch") if (value := getattr(options, key))}
-    for name in FULL if options.full else options.rows:
+    for name in options.rows or (FULL if options.full else MAIN):
         row = ROWS[name]
         systems = options.systems or [s for s in row.systems if options.full or s not in row.long]
         row = Row(dataclasses.replace(row.work, **changes), systems, row.link)

@@ -13,9 +13,6 @@ namespace {
 
 using comm::Group;
 using comm::launch_threads;
-using torch::nn::Sequential;
-using torch::optim::AdamWOptions;
-using torch::optim::SGDOptions;
 using test::expect_error;
 using test::input;
 using test::loss_of;
@@ -24,6 +21,9 @@ using test::require_same;
 using test::train_plainly;
 using test::train_sharded;
 using test::values_of;
+using torch::nn::Sequential;
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
 
 const auto kInBackward = OssOptions(test::kSmallBuckets).step_in_backward(true);
 
@@ -207,9 +207,9 @@ TEST(StepInBackward, BlocksThatRunAgainUseTheOldValues) {
     const auto trained = [&](bool in_backward) {
       Branches model;
       model->runs_again = in_backward;
-      OSS<AdamW> optimizer(group, *model, AdamWOptions(1e-2),
-                           OssOptions().bucket_bytes(100).first_bucket_bytes(100).step_in_backward(
-                               in_backward));
+      OSS<AdamW> optimizer(
+          group, *model, AdamWOptions(1e-2),
+          OssOptions().bucket_bytes(100).first_bucket_bytes(100).step_in_backward(in_backward));
       ShardedDataParallel<Branches> parallel(group, model, optimizer);
       for (int step = 0; step < 4; ++step) {
         optimizer.zero_grad();
