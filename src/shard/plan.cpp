@@ -33,8 +33,8 @@ std::vector<size_t> last_first(size_t count) {
 
 /// See Note [Size of buckets] in plan.h.
 int64_t fitting_bucket_bytes(const std::vector<Parameter>& parameters, int ranks) {
-  constexpr int64_t kBuckets = 16;
-  constexpr int64_t kLeastForEachRank = int64_t{2} << 20;
+  constexpr int64_t kBuckets = 8;
+  constexpr int64_t kLeastForEachRank = int64_t{4} << 20;
   constexpr int64_t kMost = int64_t{25} << 20;
   int64_t bytes = 0;
   for (const Parameter& parameter : parameters) {

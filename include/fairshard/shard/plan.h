@@ -44,7 +44,7 @@ struct PlanOptions {
 
 /// Note [Size of buckets]: a few buckets are in memory at a time, beside a rank's own share of the
 /// gradients, so they are to be small against the model; but messages are to be long against their
-/// latency. Unless told otherwise, a bucket is a sixteenth of the model, with at least 2 MiB for each
+/// latency. Unless told otherwise, a bucket is an eighth of the model, with at least 4 MiB for each
 /// rank and at most 25 MiB.
 
 /// Where a parameter lies in its bucket, in elements.

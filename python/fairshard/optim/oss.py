@@ -73,7 +73,7 @@ class OSS(torch.optim.Optimizer):
         partition: "even" (every rank owns an equal range of everything, parameters may be split),
             "tensor" (whole tensors, balanced by size), or "auto": "even" for torch's own optimizers
             that treat every element by itself, "tensor" for all others.
-        bucket_bytes: how much is communicated together (default: a sixteenth of the model, with at least 2 MiB
+        bucket_bytes: how much is communicated together (default: an eighth of the model, with at least 4 MiB
             for each rank and at most 25 MiB).
         overlap_gather: ``step()`` returns while parameters are still being gathered, and the
             ShardedDataParallel's next forward waits for them, module by module. Whoever reads
