@@ -30,7 +30,6 @@ GptStep::GptStep(const StepShape& shape, MemoryLedger& ledger)
       logits_(tokens_ * shape.model.vocabulary() * kFloat) {}
 
 void GptStep::run(GradientSink& sink) {
-  sink.zero_grad();
   const int64_t blocks = shape_.model.layers() + 2;
   for (int64_t first = 0; first < blocks;) {
     const int64_t last = end_of_recomputation(first);

@@ -14,13 +14,14 @@ constexpr int64_t kOneRoundBytes = 64 << 10;
 }  // namespace
 
 ReducingSink::ReducingSink(MemoryLedger& ledger, const shard::ShardPlan& plan, bool is_sharded)
-    : ledger_(ledger), plan_(plan), is_sharded_(is_sharded) {
-  begin();
+    : ledger_(ledger), is_sharded_(is_sharded) {
+  follow(plan);
 }
 
-void ReducingSink::begin() {
+void ReducingSink::follow(const shard::ShardPlan& plan) {
+  plan_ = &plan;
   missing_.clear();
-  for (const auto& bucket : plan_.buckets()) {
+  for (const auto& bucket : plan.buckets()) {
     missing_.push_back(bucket.slots.size());
   }
   pooled_.assign(missing_.size(), 0);
@@ -28,7 +29,7 @@ void ReducingSink::begin() {
 }
 
 int64_t ReducingSink::bytes_of(size_t bucket) const {
-  return plan_.buckets()[bucket].length() * kElementBytes;
+  return plan_->buckets()[bucket].length() * kElementBytes;
 }
 
 /// The pool gives the first memory that is large enough, and drops all that is too small.
@@ -40,20 +41,16 @@ int64_t ReducingSink::take_from_pool(int64_t bytes) {
     free_.erase(found);
     return memory;
   }
-  empty_pool();
+  for (const int64_t each : std::exchange(free_, {})) {
+    ledger_.give(each);
+  }
   ledger_.take(bytes);
   return bytes;
 }
 
-void ReducingSink::empty_pool() {
-  for (const int64_t each : std::exchange(free_, {})) {
-    ledger_.give(each);
-  }
-}
-
 void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
-  const size_t bucket = plan_.bucket_of(parameter);
-  const bool is_new = missing_[bucket] == plan_.buckets()[bucket].slots.size();
+  const size_t bucket = plan_->bucket_of(parameter);
+  const bool is_new = missing_[bucket] == plan_->buckets()[bucket].slots.size();
   if (is_new) {
     // Only pooled memory makes backward wait for those under way. Otherwise they are as good as
     // done by the time that the next gradient is computed.
@@ -69,17 +66,10 @@ void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
   ledger_.give(bytes);  // autograd holds it until the reducer's hook is over
 }
 
-void ReducingSink::zero_grad() { ledger_.give(std::exchange(own_bytes_, 0)); }
-
 void ReducingSink::start(size_t bucket) {
-  if (is_sharded_) {
-    const int64_t own = plan_.range_length(bucket, /*rank=*/0) * kElementBytes;
-    ledger_.take(own);
-    own_bytes_ += own;
-  }
   const bool is_one_round = !is_sharded_ && bytes_of(bucket) <= kOneRoundBytes;
-  const int64_t part = is_one_round ? bytes_of(bucket) : bytes_of(bucket) / plan_.ranks();
-  const int64_t received = (plan_.ranks() - 1) * part;
+  const int64_t part = is_one_round ? bytes_of(bucket) : bytes_of(bucket) / plan_->ranks();
+  const int64_t received = (plan_->ranks() - 1) * part;
   ledger_.take(received);
   started_.push_back({pooled_[bucket], received});
 }
@@ -93,7 +83,7 @@ void ReducingSink::finish_oldest() {
 }
 
 void ReducingSink::take_all() {
-  for (const size_t parameter : plan_.order()) {
+  for (const size_t parameter : plan_->order()) {
     take_gradient(parameter, 0);
   }
   finish();
@@ -103,8 +93,7 @@ void ReducingSink::finish() {
   while (!started_.empty()) {
     finish_oldest();
   }
-  empty_pool();
-  begin();
+  follow(*plan_);  // the next step begins anew
 }
 
 PagingSink::PagingSink(MemoryLedger& ledger, std::vector<int64_t> slice_of_parameter,
@@ -113,12 +102,6 @@ PagingSink::PagingSink(MemoryLedger& ledger, std::vector<int64_t> slice_of_param
       slice_of_parameter_(std::move(slice_of_parameter)),
       slice_of_block_(std::move(slice_of_block)),
       reducer_(reducer) {}
-
-void PagingSink::zero_grad() {
-  if (reducer_) {
-    reducer_->zero_grad();
-  }
-}
 
 void PagingSink::take_gradient(size_t parameter, int64_t bytes) {
   (slice_of_parameter_[parameter] < 0 ? shared_ : held_) += bytes;

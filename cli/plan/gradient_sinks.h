@@ -16,8 +16,6 @@ namespace fairshard::cli::planning {
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
-  /// The last step's gradients are dropped.
-  virtual void zero_grad() {}
   virtual void take_gradient(size_t parameter, int64_t bytes) = 0;
   /// Backward has come to the beginning of a block.
   virtual void leave_block(size_t /*block*/) {}
@@ -36,16 +34,16 @@ class NotingSink final : public GradientSink {
 /// order.
 class ReducingSink final : public GradientSink {
  public:
-  /// `is_sharded`: bucket memory is pooled during a backward, and a rank's own gradients have
-  /// theirs from their reduction to zero_grad(); otherwise every bucket has its own, which is not
+  /// `is_sharded`: bucket memory is pooled; otherwise every bucket has its own, which is not
   /// counted here. The plan must outlive this.
   ReducingSink(MemoryLedger& ledger, const shard::ShardPlan& plan, bool is_sharded);
 
-  void zero_grad() override;
   void take_gradient(size_t parameter, int64_t bytes) override;
   void finish() override;
   /// All gradients at once, from memory that is not counted here.
   void take_all();
+  /// From the next step on; the pool stays as it is.
+  void follow(const shard::ShardPlan& plan);
 
  private:
   struct Started {
@@ -53,21 +51,18 @@ class ReducingSink final : public GradientSink {
     int64_t received;
   };
 
-  void begin();
   int64_t take_from_pool(int64_t bytes);
-  void empty_pool();
   void start(size_t bucket);
   void finish_oldest();
   int64_t bytes_of(size_t bucket) const;
 
   MemoryLedger& ledger_;
-  const shard::ShardPlan& plan_;
+  const shard::ShardPlan* plan_ = nullptr;
   bool is_sharded_;
   /// Of each bucket: gradients that are still to come, and its memory from the pool.
   std::vector<size_t> missing_;
   std::vector<int64_t> pooled_;
-  size_t next_ = 0;        ///< bucket to be started
-  int64_t own_bytes_ = 0;  ///< of gradients that are this rank's
+  size_t next_ = 0;  ///< bucket to be started
   std::vector<int64_t> free_;
   std::deque<Started> started_;
 };
@@ -80,7 +75,6 @@ class PagingSink final : public GradientSink {
   PagingSink(MemoryLedger& ledger, std::vector<int64_t> slice_of_parameter,
              std::vector<int64_t> slice_of_block, ReducingSink* reducer = nullptr);
 
-  void zero_grad() override;
   void take_gradient(size_t parameter, int64_t bytes) override;
   void leave_block(size_t block) override;
   void finish() override;

@@ -13,6 +13,7 @@ class MemoryLedger {
     peak_ = std::max(peak_, now_);
   }
   void give(int64_t bytes) { now_ -= bytes; }
+  void reset_peak() { peak_ = now_; }
   int64_t now() const { return now_; }
   int64_t peak() const { return peak_; }
 

@@ -100,13 +100,15 @@ std::vector<size_t> gradient_order(const ModelShape& model, const Strategy& stra
   return sink.order;
 }
 
-/// The peak on the device, on top of what stays from step to step.
+/// The peak on the device, on top of what stays from step to step. The first step fills pools, with
+/// buckets for gradients that come last first; the third is like all that follow.
 int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Workload& workload,
                      const PageLayout* pages, const shard::ShardPlan& plan, int64_t lasting) {
   MemoryLedger ledger;
   ledger.take(lasting);
   const bool is_sharded = strategy.sharding == Sharding::kGradients;
-  ReducingSink reducer(ledger, plan, is_sharded);
+  const auto first_plan = bucket_layout(model, strategy.sharding, workload.ranks);
+  ReducingSink reducer(ledger, first_plan, is_sharded);
   std::optional<PagingSink> paging;
   if (pages) {
     const bool counts_reducer = workload.is_on_host && workload.ranks > 1;
@@ -117,7 +119,12 @@ int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Wo
   const StepShape shape = step_shape(model, strategy, workload, pages);
   const int64_t tokens = shape.windows * model.gpt->context();
   ledger.take(kBatches * kBatchBytesPerToken * tokens);
-  GptStep(shape, ledger).run(sink);
+  GptStep step(shape, ledger);
+  step.run(sink);
+  reducer.follow(plan);
+  step.run(sink);
+  ledger.reset_peak();
+  step.run(sink);
   return ledger.peak();
 }
 
@@ -151,9 +158,8 @@ MemoryPrediction predict_memory(const ModelShape& model, const Strategy& strateg
     memory.host = pages->host_bytes + (counts_shared ? 0 : states + (is_alone ? 0 : shared));
   }
   const int64_t named = memory.weights + memory.gradients + memory.optimizer + memory.buckets;
-  // Buckets are counted as they are used, and so are gradients of which a rank has its own.
-  const bool is_sharded = strategy.sharding == Sharding::kGradients;
-  const int64_t lasting = named - memory.buckets - (is_sharded ? memory.gradients : 0);
+  // Buckets are counted as they are used.
+  const int64_t lasting = named - memory.buckets;
   const auto* const paging = pages ? &*pages : nullptr;
   memory.peak = model.gpt ? peak_of_step(model, strategy, workload, paging, plan, lasting)
                           : named + largest_gradient(model);
