@@ -149,7 +149,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
     if options.system == "ours":
-        options.prefetch, options.threads, options.offload_activations = 2, 0, False
+        options.prefetch, options.threads = 2, 0
+        options.offload_activations, options.overlap_forward = False, True
         options.link = link_rate(DEVICE)
         figures = run_row(options.row, options, DEVICE)
         figures.pop("spans")

@@ -31,8 +31,14 @@ def run(system: str, row: str, steps: int) -> dict:
     except subprocess.TimeoutExpired:
         return {"reason": f"no end after {TIMEOUT_S} s"}
     if done.returncode:
-        return {"reason": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
+        return {"reason": _error_of(done.stderr) or f"ended with {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _error_of(output: str) -> str | None:
+    """The last line that looks like an exception's: warnings may follow it."""
+    lines = [line for line in output.splitlines() if "Error" in line.split(":")[0]] or output.splitlines()
+    return lines[-1].strip() if lines else None
 
 
 def compare(row: str, systems: list[str], rounds: int, steps: int) -> dict:

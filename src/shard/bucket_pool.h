@@ -1,5 +1,5 @@
 #pragma once
-// Memory of buckets, used again and again within one backward.
+// Memory of buckets, used again and again.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,7 +13,7 @@ class BucketPool {
   at::Tensor take(int64_t numel, at::ScalarType dtype, const at::Tensor& like);
   /// Takes back what take() gave.
   void give_back(const at::Tensor& flat);
-  /// Gives all to the allocator: the next forward needs memory, too.
+  /// Gives all that is free to the allocator.
   void clear() { free_.clear(); }
 
  private:

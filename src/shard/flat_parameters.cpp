@@ -263,8 +263,6 @@ void FlatParameters::deliver(size_t bucket, const std::vector<bool>& has_gradien
 }
 
 void FlatParameters::clear_gradients() {
-  // As zero_grad does with .grad: the next forward needs memory, too.
-  gradient_ranges_.assign(gradient_ranges_.size(), at::Tensor());
   is_delivered_.assign(is_delivered_.size(), false);
   has_gradient_.assign(has_gradient_.size(), false);
   is_used_ = false;
