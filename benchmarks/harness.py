@@ -1,7 +1,7 @@
 """Runs systems in fresh processes, in turn, for some rounds, and lets a time count only if the loss is right.
 
-Ranks in Python are forked from a server that has imported torch and done nothing else, which takes milliseconds where an
-import takes seconds.
+Ranks in Python are forked from a server that has imported torch and done nothing else: that takes milliseconds, where
+an import takes seconds.
 """
 
 import json

@@ -67,7 +67,7 @@ def cannot_make_links() -> str | None:
 
 @contextlib.contextmanager
 def private_loopback() -> Iterator[str | None]:
-    """Gives a network of nothing but a loopback, or None, for the machine's own, where the kernel does not permit it."""
+    """Gives a network of nothing but a loopback, or None (the machine's own) where the kernel does not permit it."""
     name = f"fairshard-lo-{os.getpid()}"
     try:
         _make(name)

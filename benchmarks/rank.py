@@ -104,4 +104,3 @@ def main(flags: list[str]) -> None:
     }
     (options.folder / f"{options.rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
-

@@ -163,9 +163,10 @@ bool BucketFiller::has_gradients_from_before() const {
 
 void BucketFiller::reset() {
   started_.clear();
-  // Who steps in backward wants the least memory, and the next forward needs some. Others want speed,
-  // and fresh memory costs page faults.
-  if (std::any_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->on_reduced; })) {
+  // Who steps in backward wants the least memory, and the next forward needs some. Others want
+  // speed, and fresh memory costs page faults.
+  if (std::any_of(parts_.begin(), parts_.end(),
+                  [](const auto& part) { return part->on_reduced; })) {
     pool_.clear();
   }
   is_idle_ = true;

@@ -43,7 +43,8 @@ class BucketFiller {
     /// Where gradients lie that every rank has; kept from one backward to the next.
     at::Tensor replicated;
     // Only if the bucket is stepped in backward:
-    /// Its flat memory, of which this rank's range has the reduced gradients until they are stepped.
+    /// Its flat memory, of which this rank's range has the reduced gradients until they are
+    /// stepped.
     at::Tensor reduced;
     /// For each slot, whether any rank had a gradient, and what brings that about.
     at::Tensor used;

@@ -35,8 +35,9 @@ struct OssOptions {
   /// waits for them. Whoever reads parameters in between calls wait_for_parameters() first.
   TORCH_ARG(bool, overlap_gather) = false;
   /// Backward steps each bucket as soon as its gradients are reduced, drops them and gathers its
-  /// values; step() only waits for that. Saves the gradients' memory and hides the gather. Gradients
-  /// can then be neither clipped nor scaled nor looked at, and backward is not to be repeated.
+  /// values; step() only waits for that. Saves the gradients' memory and hides the gather.
+  /// Gradients can then be neither clipped nor scaled nor looked at, and backward is not to be
+  /// repeated.
   TORCH_ARG(bool, step_in_backward) = false;
   /// The dtype in which parameters are gathered, for instance at::kBFloat16. All ranks then compute
   /// with the rounded values, and each steps an exact copy of what it owns.

@@ -82,8 +82,8 @@ class FlatParameters {
 
   /// This rank's range of a bucket's reduced gradients, for the reducer to fill.
   at::Tensor gradient_range(size_t bucket);
-  /// Has a bucket's gradients reduced within `flat`, which is laid out like it: this rank's range of
-  /// that is its gradient range until the bucket is stepped.
+  /// Has a bucket's gradients reduced within `flat`, which is laid out like it: this rank's range
+  /// of that is its gradient range until the bucket is stepped.
   void reduce_within(size_t bucket, const at::Tensor& flat) {
     gradient_ranges_[bucket] = own_range_of(bucket, flat);
   }
@@ -130,8 +130,8 @@ class FlatParameters {
 
   // Steps in backward.
 
-  /// Set by an optimizer that steps a bucket as soon as its gradients are reduced: steps this rank's
-  /// slices of one bucket. See Note [Steps in backward] in grad_reducer.h.
+  /// Set by an optimizer that steps a bucket as soon as its gradients are reduced: steps this
+  /// rank's slices of one bucket. See Note [Steps in backward] in grad_reducer.h.
   std::function<void(size_t bucket)> on_reduced;
   /// Has a bucket stepped by `on_reduced`, drops its gradients and starts to gather it. Collective.
   void step_bucket(size_t bucket);

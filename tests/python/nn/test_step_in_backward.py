@@ -124,7 +124,7 @@ def _refusals(rank, world_size):
         optimizer.step(found_inf=torch.zeros(()))
     model, optimizer, parallel = made(torch.optim.SGD, lr=1e-2)
     scaled = AdaScale(optimizer)
-    with pytest.raises(RuntimeError, match="AdaScale.*step_in_backward"):
+    with pytest.raises(RuntimeError, match=r"AdaScale.*step_in_backward"):
         backward()
     del scaled
 
