@@ -78,11 +78,11 @@ class OSS(torch.optim.Optimizer):
         overlap_gather: ``step()`` returns while parameters are still being gathered, and the
             ShardedDataParallel's next forward waits for them, module by module. Whoever reads
             parameters in between calls ``wait_for_parameters()`` first.
-        master_weights: float16 and bfloat16 parameters are stepped in float32, on copies of what a
-            rank owns.
         step_in_backward: backward steps each bucket as soon as its gradients are reduced, drops them and
             gathers its values; ``step()`` only waits for that. Saves the gradients' memory and hides the
             gather. Gradients can then be neither clipped nor scaled nor looked at.
+        master_weights: float16 and bfloat16 parameters are stepped in float32, on copies of what a
+            rank owns.
         gather_dtype: the dtype in which parameters are gathered. All ranks then compute with the
             rounded values, and each steps an exact copy of what it owns.
         **default: options of ``optim``.
