@@ -116,7 +116,7 @@ void BucketFiller::begin() {
   for (Fill& fill : fills_) {
     const auto& slots = layout_of(fill).slots;
     fill.flat.reset();
-    fill.agreement.reset();
+    fill.agreement = {};
     fill.reduced.reset();
     fill.is_taken.assign(slots.size(), false);
     fill.missing = slots.size();
@@ -262,7 +262,7 @@ void BucketFiller::start_agreement(Fill& fill) {
 }
 
 void BucketFiller::finish_agreement(Fill& fill) {
-  std::exchange(fill.agreement, std::nullopt)->wait();
+  fill.agreement.wait();
   const auto& slots = layout_of(fill).slots;
   const auto* const flags = fill.used.const_data_ptr<uint8_t>();
   for (size_t i = 0; i < slots.size(); ++i) {

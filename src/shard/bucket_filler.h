@@ -6,7 +6,6 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,7 +47,7 @@ class BucketFiller {
     at::Tensor reduced;
     /// For each slot, whether any rank had a gradient, and what brings that about.
     at::Tensor used;
-    std::optional<comm::Work> agreement;
+    comm::Work agreement;
   };
   struct Started {
     Fill* fill;
