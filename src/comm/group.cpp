@@ -117,7 +117,8 @@ Work Group::State::start(Call call, const at::Tensor& output, const at::Tensor& 
       !is_staged
           ? output
           : (is_in_place ? host_input : at::empty_like(output, output.options().device(at::kCPU)));
-  auto operation = start_exchange(process_group, call, host_output, host_input, traffic.sent_bytes);
+  auto operation =
+      start_exchange(process_group, call, host_output, host_input, staging, traffic.sent_bytes);
   auto pending = progress.submit(call, std::move(operation), timeout);
   if (is_staged) {
     pending = std::make_shared<StagedPending>(std::move(pending), output, host_output);

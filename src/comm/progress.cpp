@@ -4,7 +4,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ParallelGuard.h>
 
 #include <pthread.h>
 
@@ -89,8 +88,6 @@ std::string Progress::failure() const {
 
 void Progress::run() {
   pthread_setname_np(pthread_self(), "fairshard-comm");
-  // Sums here run beside the training's own threads: one core each is what does not disturb them.
-  c10::ParallelGuard single_threaded(true);
   at::NoGradGuard no_grad;
 
   std::unique_lock lock(mutex_);

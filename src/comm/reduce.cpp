@@ -1,7 +1,6 @@
 #include "reduce.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -50,6 +49,11 @@ bool is_reducible(at::ScalarType dtype, ReduceOp op) {
 
 namespace {
 
+/// Short enough to stay in a core's own cache, and below the length from which ATen shares work
+/// among threads (it asks OpenMP, which gives every thread that asks a team of its own: beside the
+/// training's own there are no cores for another).
+constexpr int64_t kChunk = 1 << 14;
+
 /// Sums in the parts' own dtype.
 void reduce_plain(const at::Tensor& output, const std::vector<at::Tensor>& parts, int rank,
                   ReduceOp op) {
@@ -71,28 +75,21 @@ void reduce_plain(const at::Tensor& output, const std::vector<at::Tensor>& parts
   }
 }
 
-/// Sums of half precision in float32, by chunks that stay in the cache.
+/// Sums of half precision in float32.
 void reduce_widened(const at::Tensor& output, const std::vector<at::Tensor>& parts, ReduceOp op) {
-  constexpr int64_t kChunk = 1 << 15;
-  const int64_t numel = output.numel();
-  const at::Tensor sums = at::empty({std::min(kChunk, numel)}, output.options().dtype(at::kFloat));
-  const at::Tensor wide = at::empty_like(sums);
-  for (int64_t begin = 0; begin < numel; begin += kChunk) {
-    const int64_t length = std::min(kChunk, numel - begin);
-    const at::Tensor target = output.narrow(0, begin, length);
-    const at::Tensor sum = output.scalar_type() == at::kFloat ? target : sums.narrow(0, 0, length);
-    const at::Tensor next = wide.narrow(0, 0, length);
-    sum.copy_(parts[0].narrow(0, begin, length));
-    for (size_t i = 1; i < parts.size(); ++i) {
-      next.copy_(parts[i].narrow(0, begin, length));
-      combine(sum, sum, next, op);
-    }
-    if (op == ReduceOp::kAvg) {
-      sum.mul_(1.0 / static_cast<double>(parts.size()));
-    }
-    if (!sum.is_same(target)) {
-      target.copy_(sum);
-    }
+  const bool is_wide = output.scalar_type() == at::kFloat;
+  const at::Tensor sum = is_wide ? output : at::empty_like(output, at::kFloat);
+  const at::Tensor next = at::empty_like(sum);
+  sum.copy_(parts[0]);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    next.copy_(parts[i]);
+    combine(sum, sum, next, op);
+  }
+  if (op == ReduceOp::kAvg) {
+    sum.mul_(1.0 / static_cast<double>(parts.size()));
+  }
+  if (!is_wide) {
+    output.copy_(sum);
   }
 }
 
@@ -100,10 +97,17 @@ void reduce_widened(const at::Tensor& output, const std::vector<at::Tensor>& par
 
 void reduce_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& parts, int rank,
                           ReduceOp op) {
-  if (is_half(parts[0].scalar_type())) {
-    reduce_widened(output, parts, op);
-  } else {
-    reduce_plain(output, parts, rank, op);
+  std::vector<at::Tensor> chunks(parts.size());
+  for (int64_t begin = 0; begin < output.numel(); begin += kChunk) {
+    const int64_t length = std::min(kChunk, output.numel() - begin);
+    std::transform(parts.begin(), parts.end(), chunks.begin(),
+                   [&](const at::Tensor& part) { return part.narrow(0, begin, length); });
+    const at::Tensor chunk = output.narrow(0, begin, length);
+    if (is_half(chunks[0].scalar_type())) {
+      reduce_widened(chunk, chunks, op);
+    } else {
+      reduce_plain(chunk, chunks, rank, op);
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-#include "exchange.h"
+#include "round.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -17,19 +17,17 @@ int header_tag(const Call& call) {
   return kHeaderTags | static_cast<int>(call.sequence % kHeaderTags);
 }
 
-int data_tag(const Call& call, int phase) {
+/// Messages that are under way together have different tags by what is counted in them; the hash
+/// of the signature keeps out those of a call that does not match.
+int data_tag(const Call& call, int64_t index) {
   uint64_t hash = 0;
-  // Mixed in one after another: a phase that were added to the sequence number, say, would make two
-  // calls in a row the same.
-  const auto mix = [&](int64_t field) {
+  for (const int64_t field : to_header(call)) {
     hash = (hash ^ static_cast<uint64_t>(field)) * 0x9E3779B97F4A7C15ULL;
     hash ^= hash >> 29;
-  };
-  for (const int64_t field : to_header(call)) {
-    mix(field);
   }
-  mix(phase);
-  return kDataTags | static_cast<int>(hash % kDataTags);
+  const auto sequence = static_cast<int>(call.sequence % 256) << 22;
+  const auto message = static_cast<int>(index % 256) << 14;
+  return kDataTags | sequence | message | static_cast<int>(hash % (1 << 14));
 }
 
 }  // namespace
@@ -61,22 +59,22 @@ void Round::post_headers(int receiver, int sender) {
   post(own_header_, receiver, header_tag(call_), false, messages_);
 }
 
-void Round::post_send(const at::Tensor& tensor, int peer, int phase) {
+void Round::post_send(const at::Tensor& tensor, int peer, int64_t index) {
   if (tensor.numel() > 0) {
-    post(tensor, peer, data_tag(call_, phase), false, messages_);
+    post(tensor, peer, data_tag(call_, index), false, messages_);
   }
 }
 
-void Round::post_receive(const at::Tensor& tensor, int peer, int phase) {
+void Round::post_receive(const at::Tensor& tensor, int peer, int64_t index) {
   if (tensor.numel() > 0) {
-    post(tensor, peer, data_tag(call_, phase), true, messages_);
+    post(tensor, peer, data_tag(call_, index), true, messages_);
   }
 }
 
 void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
                  std::vector<Message>& messages) {
   std::vector<at::Tensor> tensors{tensor};
-  Message message{nullptr, peer, is_receive, ""};
+  Message message{nullptr, peer, is_receive, "", false};
   try {
     message.work = is_receive ? process_group_->recv(tensors, peer, tag)
                               : process_group_->send(tensors, peer, tag);
@@ -86,14 +84,18 @@ void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
   messages.push_back(std::move(message));
 }
 
-void Round::complete(Deadline deadline) {
-  for (const auto& header : headers_) {
+void Round::check_headers(Deadline deadline) {
+  for (auto& header : headers_) {
     wait_for(header, deadline);
   }
   compare_headers();
+}
+
+void Round::complete(Deadline deadline) {
+  check_headers(deadline);
   // Receives first: Gloo tells them at once that a peer is gone, and sends sometimes not.
   for (const bool is_receive : {true, false}) {
-    for (const auto& message : messages_) {
+    for (auto& message : messages_) {
       if (message.is_receive == is_receive) {
         wait_for(message, deadline);
       }
@@ -101,8 +103,11 @@ void Round::complete(Deadline deadline) {
   }
 }
 
-void Round::wait_for(const Message& message, Deadline deadline) const {
+void Round::wait_for(Message& message, Deadline deadline) {
   using std::chrono::milliseconds;
+  if (message.is_waited_for) {
+    return;
+  }
   const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
   if (!message.work) {
     fail(message.peer, message.is_receive, message.post_error);
@@ -113,6 +118,7 @@ void Round::wait_for(const Message& message, Deadline deadline) const {
   } catch (const std::exception& error) {
     fail(message.peer, message.is_receive, error.what());
   }
+  message.is_waited_for = true;
 }
 
 void Round::fail(int peer, bool is_receive, const std::string& reason) {

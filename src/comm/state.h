@@ -3,11 +3,13 @@
 
 #include "call.h"
 #include "progress.h"
+#include "staging.h"
 #include <fairshard/comm/group.h>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <memory>
 #include <mutex>
 
 namespace fairshard::comm {
@@ -28,6 +30,8 @@ struct Group::State : std::enable_shared_from_this<Group::State> {
   uint64_t stores = 0;
   uint64_t sequence = 0;
   Traffic traffic;
+  /// Shared with collectives under way.
+  const std::shared_ptr<Staging> staging = std::make_shared<Staging>();
   /// Last, so that it ends first: its messages need the process group.
   Progress progress;
 };

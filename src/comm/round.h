@@ -1,0 +1,64 @@
+#pragma once
+// Point-to-point messages that are waited for together.
+
+#include "call.h"
+#include "progress.h"
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <string>
+#include <vector>
+
+namespace fairshard::comm {
+
+/// Messages of one collective that are under way together.
+///
+/// Note [Headers and tags]: a header's tag depends on the sequence number alone, so that ranks
+/// which disagree still read each other's headers. The data's tag depends on the whole signature,
+/// so that data of a call which does not match is never received into memory of another size.
+class Round {
+ public:
+  Round(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call);
+
+  /// Exchanges headers with all peers, or sends to one and receives from another.
+  void post_headers();
+  void post_headers(int receiver, int sender);
+  /// Posts a message; `index` tells those of one collective between two ranks apart. Empty tensors
+  /// need none. Never throws: memory must stay where messages already posted expect it, so
+  /// complete() reports.
+  void post_send(const at::Tensor& tensor, int peer, int64_t index = 0);
+  void post_receive(const at::Tensor& tensor, int peer, int64_t index = 0);
+
+  /// Waits for the peers' headers. Throws if one tells of another call.
+  void check_headers(Deadline deadline);
+  /// Waits for everything that was posted, headers first.
+  void complete(Deadline deadline);
+  void abort();
+
+ private:
+  struct Message {
+    c10::intrusive_ptr<c10d::Work> work;  // null if it could not even be posted
+    int peer;
+    bool is_receive;
+    std::string post_error;
+    /// Gloo counts what has arrived, so a second wait would be for a second message.
+    bool is_waited_for = false;
+  };
+
+  void post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
+            std::vector<Message>& messages);
+  static void wait_for(Message& message, Deadline deadline);
+  [[noreturn]] static void fail(int peer, bool is_receive, const std::string& reason);
+  void make_headers();
+  void compare_headers() const;
+
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
+  Call call_;
+  at::Tensor own_header_;
+  at::Tensor peer_headers_;
+  std::vector<Message> headers_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace fairshard::comm
