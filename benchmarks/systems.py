@@ -146,6 +146,10 @@ def in_backward(model: nn.Module) -> Training:
     return _sharded(model, step_in_backward=True)
 
 
+def released(model: nn.Module) -> Training:
+    return _sharded(model, step_in_backward=True, release_parameters=True)
+
+
 def bf16_gradients(model: nn.Module) -> Training:
     return _sharded(model, reduce_dtype=torch.bfloat16)
 
@@ -238,6 +242,7 @@ SYSTEMS = {
     "gradients": _ours("gradients", gradients),
     "overlap": _ours("gradients, `overlap_gather`", overlap),
     "in-backward": _ours("gradients, `step_in_backward`", in_backward),
+    "released": _ours("gradients, `step_in_backward`, `release_parameters`", released),
     "cpp-replicated": _ours("replicated, C++", None),
     "cpp-optimizer": _ours("optimizer, C++", None),
     "cpp-gradients": _ours("gradients, C++", None),

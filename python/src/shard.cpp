@@ -17,6 +17,7 @@ using shard::GradReducer;
 using shard::Join;
 using shard::Parameter;
 using shard::Partition;
+using shard::ReleasedValues;
 using shard::Slice;
 
 namespace {
@@ -97,6 +98,14 @@ void init_shard(py::module_& module) {
   const auto released = py::call_guard<py::gil_scoped_release>();
   bind_join(m);
 
+  py::class_<ReleasedValues, std::shared_ptr<ReleasedValues>>(m, "ReleasedValues")
+      .def("set_blocks", &ReleasedValues::set_blocks, py::arg("blocks"))
+      .def("begin_forward", &ReleasedValues::begin_forward, released)
+      .def("before_block", &ReleasedValues::before_block, released)
+      .def("after_block", &ReleasedValues::after_block, released)
+      .def("end_forward", &ReleasedValues::end_forward, released)
+      .def("before_backward_of", &ReleasedValues::before_backward_of, released);
+
   py::class_<Slice>(m, "Slice", "A part of a parameter that one rank owns.")
       .def_property_readonly("parameter", [](const Slice& s) { return s.piece.parameter; })
       .def_property_readonly("bucket", [](const Slice& s) { return s.piece.bucket; })
@@ -110,7 +119,7 @@ void init_shard(py::module_& module) {
       .def(py::init([](const comm::Group& group, const std::vector<std::string>& names,
                        const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& groups,
                        std::optional<int64_t> bucket_bytes, bool whole_tensors, bool master_weights,
-                       std::optional<at::ScalarType> gather_dtype) {
+                       std::optional<at::ScalarType> gather_dtype, bool release_values) {
              const auto plan = shard::PlanOptions()
                                    .partition(whole_tensors ? Partition::kTensor : Partition::kEven)
                                    .bucket_bytes(bucket_bytes);
@@ -118,11 +127,13 @@ void init_shard(py::module_& module) {
                                                   shard::FlatOptions()
                                                       .plan(plan)
                                                       .master_weights(master_weights)
-                                                      .gather_dtype(gather_dtype));
+                                                      .gather_dtype(gather_dtype)
+                                                      .release_values(release_values));
            }),
            released, py::arg("group"), py::arg("names"), py::arg("tensors"), py::arg("groups"),
            py::arg("bucket_bytes"), py::arg("whole_tensors") = false,
-           py::arg("master_weights") = false, py::arg("gather_dtype") = std::nullopt)
+           py::arg("master_weights") = false, py::arg("gather_dtype") = std::nullopt,
+           py::arg("release_values") = false)
       .def_property_readonly("parameters", &parameters_of)
       .def_property_readonly("slices", &FlatParameters::slices, "What this rank owns.")
       .def("slices_of", &FlatParameters::slices_of, py::arg("rank"))
@@ -158,6 +169,8 @@ void init_shard(py::module_& module) {
           },
           released, "Returns when these parameters are in place.")
       .def("broadcast", &FlatParameters::broadcast, released)
+      .def_property_readonly("released", &FlatParameters::released,
+                             "What releases values between forward and backward, or None.")
       .def_readwrite("on_reduced", &FlatParameters::on_reduced)
       .def("take_was_stepped", &FlatParameters::take_was_stepped)
       .def("step_all_buckets", &FlatParameters::step_all_buckets, released)

@@ -3,6 +3,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
+#include <cstring>
+
 namespace fairshard::comm {
 
 using c10d::ProcessGroup;
@@ -35,6 +38,10 @@ BackendChoice backends_like(ProcessGroup& process_group) {
   const std::string prefix = kBindPrefix;
   if (description.rfind(prefix, 0) == 0) {
     choice.gloo_bind = description.substr(prefix.size());
+  } else if (const char* const interfaces = std::getenv("GLOO_SOCKET_IFNAME")) {
+    // torch.distributed's own; of several interfaces, which it takes in turn, the first does.
+    choice.gloo_bind = '@';
+    choice.gloo_bind.append(interfaces, std::strcspn(interfaces, ","));
   }
   for (const auto& device : process_group.getDeviceTypes()) {
     if (device.is_cuda()) {

@@ -1,9 +1,12 @@
 #include <fairshard/comm/broadcast_all.h>
 #include <fairshard/nn/sharded_data_parallel.h>
 
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 namespace fairshard {
 namespace {
@@ -85,6 +88,7 @@ void DataParallelBase::find_parts() {
   }
   check_all_owned(*module_, parts);
   parts_ = std::move(parts);
+  block_numbers_.clear();
   for (const auto& part : parts_) {
     for (size_t i = 0; i < part->parameters().size(); ++i) {
       places_[part->parameters()[i].tensor.unsafeGetTensorImpl()] = {part.get(), i};
@@ -131,7 +135,77 @@ void DataParallelBase::zero_grad(bool set_to_none) {
 
 void DataParallelBase::reduce() { reducer_->reduce(); }
 
+bool DataParallelBase::releases() const {
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [](const auto& part) { return part->released() != nullptr; });
+}
+
+/// Tells what each of the blocks that the last forward waited for uses.
+void DataParallelBase::number_blocks() {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    block_numbers_[blocks_[i]] = i;
+  }
+  for (const auto& part : parts_) {
+    if (!part->released()) {
+      continue;
+    }
+    std::vector<std::vector<size_t>> uses(blocks_.size());
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      for (const auto& parameter : blocks_[i]->parameters()) {
+        const auto found = places_.find(parameter.unsafeGetTensorImpl());
+        if (found != places_.end() && found->second.part == part.get()) {
+          uses[i].push_back(found->second.number);
+        }
+      }
+    }
+    part->released()->set_blocks(std::move(uses));
+  }
+}
+
+void DataParallelBase::done_with(const torch::nn::Module& block, torch::nn::AnyValue& output) {
+  if (releases()) {
+    const auto* const tensor = output.try_get<at::Tensor>();
+    TORCH_CHECK_TYPE(tensor, "release_parameters: ", block.name(),
+                     " returns no tensor, which would tell when its backward begins");
+    done_with(block, *tensor);
+  }
+}
+
+void DataParallelBase::done_with(const torch::nn::Module& block, const at::Tensor& output) {
+  const auto found = block_numbers_.find(&block);
+  if (found == block_numbers_.end() || !at::GradMode::is_enabled()) {
+    return;
+  }
+  is_done_with_any_ = true;
+  for (const auto& part : parts_) {
+    if (!part->released()) {
+      continue;
+    }
+    if (output.grad_fn()) {
+      output.register_hook(
+          [values = std::weak_ptr(part->released()), number = found->second](const at::Tensor&) {
+            if (const auto released = values.lock()) {
+              released->before_backward_of(number);
+            }
+          });
+    }
+    part->released()->after_block(found->second);
+  }
+}
+
 void DataParallelBase::wait_for(const torch::nn::Module& block) {
+  if (releases()) {
+    const auto known = block_numbers_.find(&block);
+    if (known != block_numbers_.end()) {
+      for (const auto& part : parts_) {
+        if (part->released()) {
+          part->released()->before_block(known->second);
+        }
+      }
+    } else if (std::find(blocks_.begin(), blocks_.end(), &block) == blocks_.end()) {
+      blocks_.push_back(&block);
+    }
+  }
   for (const auto& parameter : block.parameters()) {
     const auto found = places_.find(parameter.unsafeGetTensorImpl());
     if (found != places_.end()) {
@@ -141,12 +215,31 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
 }
 
 void DataParallelBase::before_forward() {
+  for (const auto& part : parts_) {
+    if (part->released()) {
+      part->released()->begin_forward();
+    }
+  }
   find_parts();
+  if (block_numbers_.size() < blocks_.size()) {
+    number_blocks();
+  }
   reducer_->prepare();
   if (options_.broadcast_buffers() && module_->is_training() && reducer_->sync() &&
       !module_->buffers().empty()) {
     const auto& join = parts_[0]->join;
     sync_buffers(join ? join->announce(shard::Join::Action::kForward).leader : 0);
+  }
+}
+
+void DataParallelBase::after_forward() {
+  if (!std::exchange(is_done_with_any_, false)) {
+    return;
+  }
+  for (const auto& part : parts_) {
+    if (part->released()) {
+      part->released()->end_forward();
+    }
   }
 }
 

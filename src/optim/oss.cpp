@@ -38,6 +38,7 @@ void OssBase::take(const std::vector<NamedTensors>& groups) {
                                               shard::FlatOptions()
                                                   .plan(plan)
                                                   .master_weights(options_.master_weights())
+                                                  .release_values(options_.release_parameters())
                                                   .gather_dtype(options_.gather_dtype())));
   if (options_.step_in_backward()) {
     auto& part = *parts_.back();

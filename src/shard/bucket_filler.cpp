@@ -109,7 +109,9 @@ void BucketFiller::begin() {
     part->scaled_by = scale::scaler_of_backward();
     if (part->on_reduced) {
       check_can_step(*part);
-      part->follow_parameters();
+      if (!part->released()) {  // whose values are away; they were followed before the forward
+        part->follow_parameters();
+      }
     }
     part->awaits_reduction = false;
   }
@@ -306,7 +308,8 @@ void BucketFiller::start(Fill& fill) {
     return;
   }
   const auto place = static_cast<size_t>(&fill - fills_.data());
-  const auto in_flight = static_cast<size_t>(options_.buckets_in_flight());
+  const int most = part_of(fill).released() ? 1 : options_.buckets_in_flight();
+  const auto in_flight = static_cast<size_t>(most);
   step_before(place + 1 > in_flight ? place + 1 - in_flight : 0);
   clear_padding(layout_of(fill), fill.flat);
   if (can_reduce_within(fill)) {

@@ -52,6 +52,12 @@ bool have_same_members(const ShardPlan& a, const ShardPlan& b) {
                     [&](const Bucket& x, const Bucket& y) { return members(x) == members(y); });
 }
 
+/// Who releases values wants the least memory.
+FlatOptions completed(FlatOptions options) {
+  options.plan(PlanOptions(options.plan()).least_memory(options.release_values()));
+  return options;
+}
+
 bool is_narrower(at::ScalarType a, at::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b);
 }
@@ -61,12 +67,15 @@ bool is_narrower(at::ScalarType a, at::ScalarType b) {
 FlatParameters::FlatParameters(comm::Group group, const std::vector<Parameter>& parameters,
                                const FlatOptions& options)
     : group_(std::move(group)),
-      options_(options),
+      options_(completed(options)),
       parameters_((check_same_parameters(group_, parameters), select(parameters))),
-      plan_(parameters_, group_.size(), options.plan()) {
+      plan_(parameters_, group_.size(), options_.plan()) {
   versions_.assign(parameters_.size(), -1);
   has_gradient_.assign(parameters_.size(), false);
   allocate();
+  if (options.release_values()) {
+    released_ = std::make_shared<ReleasedValues>(*this);
+  }
 }
 
 /// Moves the parameters to where the plan has them.
@@ -242,6 +251,9 @@ void FlatParameters::reorder(const std::vector<size_t>& order) {
     for (const Slot& slot : bucket.slots) {
       is_delivered_[plan_.bucket_of(slot.parameter)] = true;
     }
+  }
+  if (released_) {
+    released_->follow_plan();
   }
   ++revision_;
 }
@@ -425,6 +437,9 @@ void FlatParameters::drop_gradients(size_t bucket) {
 }
 
 void FlatParameters::wait_for_bucket(size_t bucket) {
+  if (released_) {
+    released_->bring_back(bucket);
+  }
   if (auto gather = std::exchange(gathers_[bucket], std::nullopt)) {
     gather->work.wait();
     if (gather->narrow.defined()) {

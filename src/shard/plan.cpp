@@ -32,15 +32,16 @@ std::vector<size_t> last_first(size_t count) {
 }
 
 /// See Note [Size of buckets] in plan.h.
-int64_t fitting_bucket_bytes(const std::vector<Parameter>& parameters, int ranks) {
-  constexpr int64_t kBuckets = 8;
-  constexpr int64_t kLeastForEachRank = int64_t{4} << 20;
+int64_t fitting_bucket_bytes(const std::vector<Parameter>& parameters, int ranks,
+                             bool least_memory) {
   constexpr int64_t kMost = int64_t{25} << 20;
+  const int64_t buckets = least_memory ? 16 : 8;
+  const int64_t least = least_memory ? int64_t{1} << 20 : ranks * (int64_t{4} << 20);
   int64_t bytes = 0;
   for (const Parameter& parameter : parameters) {
     bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
-  return std::min(std::max(bytes / kBuckets, ranks * kLeastForEachRank), kMost);
+  return std::min(std::max(bytes / buckets, least), kMost);
 }
 
 /// Parameters for each bucket.
@@ -93,7 +94,8 @@ ShardPlan::ShardPlan(const std::vector<Parameter>& parameters, int ranks,
     : ranks_(ranks),
       order_(order.empty() ? last_first(parameters.size()) : std::move(order)),
       places_(parameters.size()) {
-  const int64_t bytes = options.bucket_bytes().value_or(fitting_bucket_bytes(parameters, ranks));
+  const int64_t bytes = options.bucket_bytes().value_or(
+      fitting_bucket_bytes(parameters, ranks, options.least_memory()));
   TORCH_CHECK_VALUE(bytes >= 0, "bucket_bytes is ", bytes, ", but must not be negative");
   const bool is_even = options.partition() == Partition::kEven;
   const auto owners = is_even ? std::vector<int>() : balance(parameters, ranks);

@@ -102,6 +102,9 @@ class DataParallelBase {
 
   /// Returns when the parameters of a block are in place; see OssOptions::overlap_gather.
   void wait_for(const torch::nn::Module& block);
+  /// Says that a block which was waited for has run, with this output; see
+  /// OssOptions::release_parameters.
+  void done_with(const torch::nn::Module& block, const at::Tensor& output);
 
  protected:
   /// Collective: checks that all ranks have the same parameters.
@@ -111,6 +114,11 @@ class DataParallelBase {
 
   /// Everything that comes before a forward, but for the wait for parameters.
   void before_forward();
+  /// Everything that comes after it.
+  void after_forward();
+
+  /// The same for the output of a Sequential's child.
+  void done_with(const torch::nn::Module& block, torch::nn::AnyValue& output);
 
   /// What it was made with.
   const DataParallelOptions& options() const { return options_; }
@@ -122,6 +130,8 @@ class DataParallelBase {
     size_t number;
   };
 
+  bool releases() const;
+  void number_blocks();
   void find_parts();
   void take_new_parameters(std::vector<std::shared_ptr<shard::FlatParameters>>& parts);
   bool follow_others();
@@ -135,6 +145,10 @@ class DataParallelBase {
   std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::unique_ptr<shard::GradReducer> reducer_;
   size_t parameters_seen_ = 0;
+  /// In the order in which the first forward waited for them, and then with their numbers.
+  std::vector<const torch::nn::Module*> blocks_;
+  std::unordered_map<const torch::nn::Module*, size_t> block_numbers_;
+  bool is_done_with_any_ = false;
 };
 
 /// Wraps a module holder (torch::nn::Sequential, or what TORCH_MODULE makes) and forwards to it.
@@ -173,7 +187,9 @@ class ShardedDataParallel : public DataParallelBase {
       if (!options().waits_by_block()) {
         wait_for(*module_);
       }
-      return module_->forward(std::forward<Arguments>(arguments)...);
+      auto result = module_->forward(std::forward<Arguments>(arguments)...);
+      after_forward();
+      return result;
     }
   }
   /// The same.
@@ -194,10 +210,13 @@ class ShardedDataParallel : public DataParallelBase {
     auto block = module_->begin();
     wait_for(*block->ptr());
     auto value = block->any_forward(std::forward<Arguments>(arguments)...);
+    done_with(*block->ptr(), value);
     for (++block; block != module_->end(); ++block) {
       wait_for(*block->ptr());
       value = block->any_forward(std::move(value));
+      done_with(*block->ptr(), value);
     }
+    after_forward();
     return value.template get<at::Tensor>();
   }
 

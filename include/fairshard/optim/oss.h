@@ -39,6 +39,11 @@ struct OssOptions {
   /// Gradients can then be neither clipped nor scaled nor looked at, and backward is not to be
   /// repeated.
   TORCH_ARG(bool, step_in_backward) = false;
+  /// Between a block's forward and its backward, ranks keep only what they own of its parameters,
+  /// so that forward's activations take their place; backward gathers them again, and where it ends
+  /// all are there. Costs half as much traffic again. A Sequential's children are blocks; other
+  /// modules call ShardedDataParallel's wait_for() and done_with().
+  TORCH_ARG(bool, release_parameters) = false;
   /// The dtype in which parameters are gathered, for instance at::kBFloat16. All ranks then compute
   /// with the rounded values, and each steps an exact copy of what it owns.
   TORCH_ARG(std::optional<at::ScalarType>, gather_dtype);

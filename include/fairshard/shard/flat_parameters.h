@@ -5,6 +5,7 @@
 #include <fairshard/comm/group.h>
 #include <fairshard/shard/join.h>
 #include <fairshard/shard/plan.h>
+#include <fairshard/shard/released_values.h>
 
 #include <functional>
 #include <memory>
@@ -25,6 +26,8 @@ struct FlatOptions {
   TORCH_ARG(bool, master_weights) = false;
 
   // Performance
+  /// Blocks that have run forward keep no parameters; see Note [Released values].
+  TORCH_ARG(bool, release_values) = false;
   /// The dtype in which parameters are gathered. If it is narrower than their own, all ranks have
   /// the rounded values, and each keeps an exact copy of what it owns.
   TORCH_ARG(std::optional<at::ScalarType>, gather_dtype);
@@ -125,6 +128,9 @@ class FlatParameters {
   /// Returns when what start_gather() started is in place, for all parameters or one.
   void wait_for_values();
   void wait_for_value(size_t parameter);
+  void wait_for_bucket(size_t bucket);
+  /// What releases values, if they are to be.
+  const std::shared_ptr<ReleasedValues>& released() const { return released_; }
   /// Makes all ranks' values those of `root`. Collective; blocks.
   void broadcast(int root);
 
@@ -161,7 +167,6 @@ class FlatParameters {
   void adopt_bucket(size_t bucket);
   void drop_gradients(size_t bucket);
   void gather_bucket(size_t bucket);
-  void wait_for_bucket(size_t bucket);
 
   comm::Group group_;
   FlatOptions options_;
@@ -177,6 +182,7 @@ class FlatParameters {
   /// How often each parameter had been written to when its exact copy was last compared with it.
   std::vector<int64_t> versions_;
   std::vector<std::optional<Gather>> gathers_;
+  std::shared_ptr<ReleasedValues> released_;
   bool is_used_ = false;
   bool was_stepped_ = false;
   bool is_settled_ = false;

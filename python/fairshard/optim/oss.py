@@ -81,6 +81,9 @@ class OSS(torch.optim.Optimizer):
         step_in_backward: backward steps each bucket as soon as its gradients are reduced, drops them and
             gathers its values; ``step()`` only waits for that. Saves the gradients' memory and hides the
             gather. Gradients can then be neither clipped nor scaled nor looked at.
+        release_parameters: between a block's forward and its backward, ranks keep only what they own of its
+            parameters (ZeRO-3), so that forward's activations take their place; backward gathers them again, and
+            where it ends all are there. Costs half as much traffic again. Needs a ShardedDataParallel.
         master_weights: float16 and bfloat16 parameters are stepped in float32, on copies of what a
             rank owns.
         gather_dtype: the dtype in which parameters are gathered. All ranks then compute with the
@@ -101,6 +104,7 @@ class OSS(torch.optim.Optimizer):
         bucket_bytes: int | None = None,
         overlap_gather: bool = False,
         step_in_backward: bool = False,
+        release_parameters: bool = False,
         master_weights: bool = False,
         gather_dtype: torch.dtype | None = None,
         **default: Any,
@@ -113,6 +117,7 @@ class OSS(torch.optim.Optimizer):
             "whole_tensors": _needs_whole_tensors(_class_of_steps(optim, default), partition),
             "master_weights": master_weights,
             "gather_dtype": torch.float16 if broadcast_fp16 else gather_dtype,
+            "release_values": release_parameters,
         }
         self._parts: list[_shard.FlatParameters] = []
         self._first_groups: list[int] = []  # of each part, the number of its first parameter group

@@ -244,6 +244,35 @@ TEST(Collectives, PartsMayBeUnequal) {
   });
 }
 
+TEST(Collectives, LongPartsTravelInSegments) {
+  launch_threads(3, [](Group group) {
+    // More segments than are under way together, the last of them short, of parts of all lengths.
+    constexpr int64_t kCount = 1200003;
+    const Bounds bounds{0, 700000, 700001, kCount};
+    const int64_t begin = bounds[group.rank()];
+    const int64_t end = bounds[group.rank() + 1];
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor sums = reduced(3, kCount, dtype, ReduceOp::kSum);
+      std::vector<at::Tensor> wholes;
+      std::vector<at::Tensor> parts;
+      std::vector<Work> works;
+      for (int i = 0; i < 3; ++i) {
+        wholes.push_back(numbers(group.rank(), kCount, dtype));
+        parts.push_back(at::empty({end - begin}, dtype));
+        works.push_back(
+            reduce_scatter(group, parts[i], wholes[i].clone(), ReduceOp::kSum, "", bounds));
+        works.push_back(all_reduce(group, wholes[i]));
+      }
+      for (int i = 0; i < 3; ++i) {
+        works[2 * i].wait();
+        require(parts[i].equal(sums.slice(0, begin, end)), c10::str("wrong part ", i));
+        works[2 * i + 1].wait();
+        require(wholes[i].equal(sums), c10::str("wrong whole ", i));
+      }
+    }
+  });
+}
+
 TEST(Collectives, DroppedHandlesStillFinish) {
   launch_threads(2, [](Group group) {
     at::Tensor tensor = numbers(group.rank(), 100000);

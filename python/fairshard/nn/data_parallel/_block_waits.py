@@ -1,12 +1,17 @@
-"""Waits for parameters that are being gathered where they are used: before the module that has them runs."""
+"""Parameters are there where they are used, and need not be elsewhere: hooks on the modules that have them."""
 
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 
 class BlockWaits:
-    """Forward pre-hooks on all modules under ``root``.
+    """Hooks before and after the forwards of all modules under ``root``.
+
+    A module's parameters are waited for before it runs; where they are released between forward and backward,
+    that is done when it has run, and they are brought back when the gradient of its output has come.
 
     The first forward finds out which modules are called. Parameters of one that is not (its parent uses
     them itself, as nn.MultiheadAttention does with its output projection) are waited for by the nearest
@@ -19,7 +24,11 @@ class BlockWaits:
         self._called: set[nn.Module] = set()
         self._needs: dict[nn.Module, list[tuple[Any, list[int]]]] | None = None
         self._parts: set[Any] = set()
-        self._hooks = [module.register_forward_pre_hook(self._before) for module in root.modules()]
+        #: Where a module's parameters are released, and its number there.
+        self._blocks: dict[nn.Module, list[tuple[Any, int]]] = {}
+        for module in root.modules():
+            module.register_forward_pre_hook(self._before)
+            module.register_forward_hook(self._after)
 
     def forget(self) -> None:
         """To be called when the parameters have other places."""
@@ -47,7 +56,18 @@ class BlockWaits:
         visit(self._root, self._root)
         self._needs = {module: list(numbers.items()) for module, numbers in needs.items()}
         self._parts = {part for part, _ in places.values()}
+        self._number_blocks()
         return True
+
+    def _number_blocks(self) -> None:
+        self._blocks = {}
+        for part in self._parts:
+            if part.released is None:
+                continue
+            modules = [module for module, needs in self._needs.items() if part in dict(needs)]
+            part.released.set_blocks([dict(self._needs[module])[part] for module in modules])
+            for number, module in enumerate(modules):
+                self._blocks.setdefault(module, []).append((part.released, number))
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if self._needs is None:
@@ -56,8 +76,31 @@ class BlockWaits:
         if module is self._root and not module.training:
             for part in self._parts:
                 part.wait_for_values()
+        for released, number in self._blocks.get(module, ()):
+            released.before_block(number)
         for part, numbers in self._needs.get(module, ()):
             part.wait_for(numbers)
+
+    def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
+        blocks = self._blocks.get(module)
+        if self._needs is None or not blocks or not torch.is_grad_enabled():
+            return
+        tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        if not tensors:
+            raise TypeError(
+                f"release_parameters: {type(module).__name__} returns {type(outputs).__name__}, in which there are no "
+                "tensors to tell when its backward begins"
+            )
+
+        def before_backward(_: torch.Tensor) -> None:
+            for released, number in blocks:
+                released.before_backward_of(number)
+
+        for tensor in tensors:
+            if tensor.grad_fn is not None:
+                tensor.register_hook(before_backward)
+        for released, number in blocks:
+            released.after_block(number)
 
 
 def _has_blocks(module: nn.Module) -> bool:

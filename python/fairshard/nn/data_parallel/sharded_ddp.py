@@ -79,6 +79,7 @@ class ShardedDataParallel(nn.Module):
         self._reduce_dtype = torch.float16 if reduce_fp16 else reduce_dtype
         self._named = list(module.named_parameters())
         self._parts: list[_shard.FlatParameters] = []
+        self._released: list[_shard.ReleasedValues] = []
         self._own_part: Any = None
         self._reducer: Any = None
         self._places: dict = {}
@@ -99,6 +100,8 @@ class ShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
+        for released in self._released:
+            released.begin_forward()
         self._find_parts()
         self._reducer.prepare()
         if self._waits is None or not self._waits.assign(self._places):
@@ -106,7 +109,10 @@ class ShardedDataParallel(nn.Module):
         if self._broadcast_buffers and self.training and self._sync and next(self.module.buffers(), None) is not None:
             root = self._join.announce(_Action.FORWARD).leader if self._join is not None else 0
             comm.broadcast_all(self._comm, [*self.module.buffers()], root)
-        return self.module(*inputs, **kwargs)
+        outputs = self.module(*inputs, **kwargs)
+        for released in self._released:
+            released.end_forward()
+        return outputs
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -255,6 +261,9 @@ class ShardedDataParallel(nn.Module):
         is_sharded = self._own_part not in parts and self._mode == "gradients"
         self._own_part = None if self._own_part not in parts else self._own_part
         self._parts = parts
+        self._released = [part.released for part in parts if part.released is not None]
+        if self._released and self._is_offloaded:
+            raise ValueError("release_parameters: an OffloadModel has its parameters in the host's memory already")
         self._reducer = _shard.GradReducer(parts, is_sharded, self._reduce_dtype)
         self._reducer.sync = self._sync and not self._is_offloaded
         # Errors name parameters as the module does.
@@ -268,5 +277,6 @@ class ShardedDataParallel(nn.Module):
         self._places = places
         if self._waits is not None:
             self._waits.forget()
-        if self._waits is None and any(optimizer.overlap_gather for optimizer in self._optimizers()):
+        is_by_block = self._released or any(optimizer.overlap_gather for optimizer in self._optimizers())
+        if self._waits is None and is_by_block:
             self._waits = BlockWaits(self.module)

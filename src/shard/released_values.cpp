@@ -1,0 +1,235 @@
+#include <fairshard/shard/flat_parameters.h>
+#include <fairshard/shard/released_values.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+namespace fairshard::shard {
+namespace {
+
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
+
+/// Gives a tensor's storage other memory, which all tensors on that storage then have.
+void reallocate(const at::Tensor& tensor, int64_t bytes) {
+  const c10::OptionalDeviceGuard guard(tensor.device());
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  storage.set_data_ptr_noswap(storage.allocator()->allocate(static_cast<size_t>(bytes)));
+  storage.set_nbytes(static_cast<size_t>(bytes));
+}
+
+/// A tensor like the parameter, which answers whoever reads it.
+at::Tensor make_stand_in(const Parameter& parameter) {
+  const at::Tensor& like = parameter.tensor;
+  auto* const allocator = like.storage().allocator();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), like.nbytes(), allocator->allocate(0),
+                       allocator, /*resizable=*/false);
+  const at::Tensor result =
+      at::empty({0}, like.options()).set_(storage, 0, like.sizes(), like.strides());
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      c10::str("parameter '", parameter.name,
+               "' has no values between forward and backward (release_parameters): read it after "
+               "backward, or call wait_for_parameters() of the OSS first"));
+  return result;
+}
+
+comm::Group all_of(const comm::Group& group) {
+  std::vector<int> ranks(static_cast<size_t>(group.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return group.subgroup(ranks);
+}
+
+}  // namespace
+
+ReleasedValues::ReleasedValues(FlatParameters& part) : part_(part), group_(all_of(part.group())) {
+  follow_plan();
+}
+
+void ReleasedValues::set_blocks(std::vector<std::vector<size_t>> blocks) {
+  blocks_ = std::move(blocks);
+  follow_plan();
+}
+
+void ReleasedValues::follow_plan() {
+  TORCH_INTERNAL_ASSERT(!is_any_away());
+  const auto& plan = part_.plan();
+  states_ = std::vector<State>(plan.buckets().size());
+  stand_ins_.resize(part_.parameters().size());
+  buckets_of_.clear();
+  std::vector<bool> is_used(part_.parameters().size());
+  for (const auto& block : blocks_) {
+    std::set<size_t> buckets;
+    for (const size_t parameter : block) {
+      is_used[parameter] = true;
+      buckets.insert(plan.bucket_of(parameter));
+    }
+    for (const size_t b : buckets) {
+      states_[b].uses += 1;
+      states_[b].left += 1;
+    }
+    buckets_of_.emplace_back(buckets.begin(), buckets.end());
+  }
+  for (size_t i = 0; i < is_used.size(); ++i) {
+    if (!is_used[i]) {
+      states_[plan.bucket_of(i)].uses = 0;
+    }
+  }
+}
+
+bool ReleasedValues::is_any_away() const {
+  return std::any_of(states_.begin(), states_.end(),
+                     [](const State& state) { return state.is_away; });
+}
+
+at::Tensor ReleasedValues::own_range(size_t bucket) const {
+  const int rank = group_.rank();
+  return part_.bucket(bucket).narrow(0, part_.plan().range_begin(bucket, rank),
+                                     part_.plan().range_length(bucket, rank));
+}
+
+void ReleasedValues::release(size_t bucket) {
+  State& state = states_[bucket];
+  if (state.is_away || !is_releasable(bucket)) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  part_.wait_for_bucket(bucket);
+  state.nbytes = static_cast<int64_t>(part_.bucket(bucket).storage().nbytes());
+  state.own = own_range(bucket).clone();
+  for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
+    at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
+    tensor.set_data(stand_in(slot.parameter));
+  }
+  reallocate(part_.bucket(bucket), 0);
+  state.is_away = true;
+}
+
+const at::Tensor& ReleasedValues::stand_in(size_t parameter) {
+  const Parameter& like = part_.parameters()[parameter];
+  at::Tensor& result = stand_ins_[parameter];
+  if (!result.defined() || result.scalar_type() != like.tensor.scalar_type()) {
+    result = make_stand_in(like);
+  }
+  return result;
+}
+
+void ReleasedValues::start_fetch(size_t bucket) {
+  State& state = states_[bucket];
+  if (!state.own.defined()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  reallocate(part_.bucket(bucket), state.nbytes);
+  for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
+    at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
+    tensor.set_data(part_.view_of(slot.parameter, part_.bucket(bucket)));
+  }
+  own_range(bucket).copy_(std::exchange(state.own, {}));
+  state.fetch = comm::all_gather(group_, part_.bucket(bucket), own_range(bucket),
+                                 c10::str("parameters of bucket ", bucket, " for backward"),
+                                 part_.plan().buckets()[bucket].bounds);
+}
+
+void ReleasedValues::wait(size_t bucket) {
+  if (std::exchange(states_[bucket].is_away, false)) {
+    std::exchange(states_[bucket].fetch, {}).wait();
+  }
+}
+
+void ReleasedValues::bring_back(size_t bucket) {
+  if (!states_[bucket].is_away) {
+    return;
+  }
+  for (size_t b = 0; b <= bucket; ++b) {
+    start_fetch(b);
+  }
+  wait(bucket);
+}
+
+void ReleasedValues::bring_back_all() {
+  for (size_t b = 0; b < states_.size(); ++b) {
+    start_fetch(b);
+  }
+  for (size_t b = 0; b < states_.size(); ++b) {
+    wait(b);
+  }
+}
+
+void ReleasedValues::begin_forward() {
+  TORCH_CHECK(!part_.join, "release_parameters cannot be used within join()");
+  awaits_end_of_backward_ = false;
+  bring_back_all();
+  if (part_.on_reduced) {
+    part_.follow_parameters();
+  }
+  for (State& state : states_) {
+    state.left = state.uses;
+  }
+}
+
+void ReleasedValues::before_block(size_t block) {
+  if (is_in_backward()) {
+    before_backward_of(block);  // it runs again, for its activations
+    return;
+  }
+  for (const size_t b : buckets_of_[block]) {
+    if (states_[b].is_away) {
+      start_fetch(b);
+      wait(b);
+    }
+  }
+}
+
+void ReleasedValues::after_block(size_t block) {
+  if (is_in_backward() || !at::GradMode::is_enabled()) {
+    return;
+  }
+  for (const size_t b : buckets_of_[block]) {
+    if (--states_[b].left <= 0) {
+      release(b);
+    }
+  }
+}
+
+void ReleasedValues::end_forward() {
+  if (is_in_backward() || !at::GradMode::is_enabled()) {
+    return;
+  }
+  for (size_t b = 0; b < states_.size(); ++b) {
+    release(b);
+  }
+}
+
+void ReleasedValues::before_backward_of(size_t block) {
+  if (!is_any_away()) {
+    return;
+  }
+  if (!std::exchange(awaits_end_of_backward_, true)) {
+    torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
+      if (const auto values = self.lock()) {
+        values->awaits_end_of_backward_ = false;
+        values->bring_back_all();
+      }
+    });
+  }
+  for (const size_t b : buckets_of_[block]) {
+    bring_back(b);
+  }
+  // One ahead.
+  const auto next = std::find_if(states_.begin(), states_.end(),
+                                 [](const State& state) { return state.own.defined(); });
+  if (next != states_.end()) {
+    start_fetch(static_cast<size_t>(next - states_.begin()));
+  }
+}
+
+}  // namespace fairshard::shard

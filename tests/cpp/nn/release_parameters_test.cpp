@@ -1,0 +1,186 @@
+// OssOptions::release_parameters against plain training, and what has memory when.
+#include "support/expect_error.h"
+#include "support/training.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+namespace fairshard {
+namespace {
+
+using comm::Group;
+using comm::launch_threads;
+using test::expect_error;
+using test::input;
+using test::loss_of;
+using test::make_model;
+using test::require_same;
+using test::train_plainly;
+using test::train_sharded;
+using test::values_of;
+using torch::nn::Sequential;
+using torch::optim::AdamWOptions;
+
+const auto kReleased = OssOptions(test::kSmallBuckets).release_parameters(true);
+
+class Ranks : public testing::TestWithParam<int> {};
+
+TEST_P(Ranks, TrainsAsPlainDataParallelism) {
+  launch_threads(GetParam(), [](Group group) {
+    const bool bits = group.size() <= 2;
+    const auto adamw = AdamWOptions(1e-2).weight_decay(0.1);
+    const auto plain = train_plainly<torch::optim::AdamW>(group, adamw);
+    for (const auto& oss : {kReleased, OssOptions(kReleased).step_in_backward(true),
+                            OssOptions(kReleased).overlap_gather(true),
+                            OssOptions(kReleased).partition(shard::Partition::kTensor),
+                            OssOptions(kReleased).bucket_bytes(0).first_bucket_bytes(0),
+                            OssOptions().release_parameters(true)}) {
+      require_same(train_sharded<torch::optim::AdamW>(group, adamw, {}, oss), plain, bits);
+    }
+    const auto whole = DataParallelOptions().mode(DataParallelMode::kOptimizer);
+    require_same(train_sharded<torch::optim::AdamW>(group, adamw, whole, kReleased), plain, bits);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4));
+
+TEST(ReleaseParameters, RoundedValuesComeBackAsTheyWere) {
+  launch_threads(2, [](Group group) {
+    const auto oss = OssOptions(test::kSmallBuckets).gather_dtype(at::kBFloat16);
+    for (const bool in_backward : {false, true}) {
+      const auto with = OssOptions(oss).release_parameters(true).step_in_backward(in_backward);
+      require_same(train_sharded<torch::optim::AdamW>(group, AdamWOptions(1e-2), {}, with),
+                   train_sharded<torch::optim::AdamW>(group, AdamWOptions(1e-2), {}, oss), true);
+    }
+  });
+}
+
+/// Bytes of parameters that have memory.
+size_t resident_bytes(const shard::FlatParameters& part) {
+  size_t bytes = 0;
+  for (size_t b = 0; b < part.plan().buckets().size(); ++b) {
+    bytes += part.bucket(b).storage().nbytes();
+  }
+  return bytes;
+}
+
+TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
+  launch_threads(2, [](Group group) {
+    auto model = make_model();
+    OSS<torch::optim::AdamW> optimizer(group, *model, AdamWOptions(1e-2), kReleased);
+    ShardedDataParallel<Sequential> parallel(group, model, optimizer);
+    const auto forward = [&] { return loss_of(parallel.forward(input(group.rank(), 0))); };
+    const auto train = [&] {
+      forward().backward();
+      optimizer.step();
+    };
+    train();  // finds the order of gradients
+    const auto all = resident_bytes(*optimizer.parts()[0]);
+    at::Tensor loss = forward();
+    TORCH_CHECK(resident_bytes(*optimizer.parts()[0]) < all / 2, "parameters still have ",
+                resident_bytes(*optimizer.parts()[0]), " of ", all, " bytes");
+    expect_error([&] { model->parameters().front().sum().item<float>(); },
+                 {"has no values between forward and backward", "'0.weight'"});
+    loss.backward();
+    TORCH_CHECK(resident_bytes(*optimizer.parts()[0]) == all, "backward has not brought all back");
+    optimizer.step();
+
+    // A forward that nobody takes further is made good by the next.
+    const auto before = values_of(*model);
+    forward();
+    {
+      const at::NoGradGuard no_grad;
+      forward();
+    }
+    TORCH_CHECK(resident_bytes(*optimizer.parts()[0]) == all,
+                "a forward without gradients has released some");
+    require_same(values_of(*model), before, true);
+    forward();
+    optimizer.wait_for_parameters();
+    require_same(values_of(*model), before, true);
+    train();
+  });
+}
+
+/// Its forward says itself where blocks begin and end. The first runs twice, and in some steps rank
+/// 1 leaves one out.
+struct ChainImpl : torch::nn::Module {
+  ChainImpl() {
+    for (int i = 0; i < 4; ++i) {
+      blocks->push_back(torch::nn::Linear(10, 10));
+    }
+    register_module("blocks", blocks);
+    scale = register_parameter("scale", torch::ones({10}));  // of no block
+    const at::NoGradGuard no_grad;
+    auto generator = at::detail::createCPUGenerator(3);  // ranks are threads and share torch's own
+    for (const auto& parameter : parameters()) {
+      parameter.uniform_(-0.3, 0.3, generator);
+    }
+  }
+  at::Tensor forward(at::Tensor x, int left_out) {
+    for (const int i : {0, 1, 2, 3, 0}) {
+      if (i == left_out) {
+        continue;
+      }
+      const auto block = blocks->ptr<torch::nn::LinearImpl>(i);
+      if (parallel) {
+        parallel->wait_for(*block);
+      }
+      const at::Tensor output = block->forward(x);
+      if (parallel) {
+        parallel->done_with(*block, output);
+      }
+      x = x + output.tanh() * scale;
+    }
+    return x;
+  }
+  torch::nn::ModuleList blocks;
+  at::Tensor scale;
+  DataParallelBase* parallel = nullptr;
+};
+TORCH_MODULE(Chain);
+
+TEST(ReleaseParameters, BlocksMayRunTwiceOrOnSomeRanksOnly) {
+  launch_threads(2, [](Group group) {
+    const auto trained = [&](bool releases, bool in_backward) {
+      Chain model;
+      const auto oss = OssOptions().bucket_bytes(100).first_bucket_bytes(100);
+      OSS<torch::optim::AdamW> optimizer(
+          group, *model, AdamWOptions(1e-2),
+          OssOptions(oss).release_parameters(releases).step_in_backward(in_backward));
+      ShardedDataParallel<Chain> parallel(group, model, optimizer,
+                                          DataParallelOptions().waits_by_block(true));
+      model->parallel = &parallel;
+      for (int step = 0; step < 8; ++step) {
+        const int left_out = group.rank() == 1 && step % 2 == 1 ? 1 + step / 3 : -1;
+        optimizer.zero_grad();
+        {
+          const auto no_sync = parallel.no_sync();
+          loss_of(parallel.forward(input(group.rank(), 10 + step), left_out)).backward();
+        }
+        loss_of(parallel.forward(input(group.rank(), step), -1)).backward();
+        optimizer.step();
+      }
+      return values_of(*model);
+    };
+    const auto plain = trained(false, false);
+    require_same(trained(true, false), plain, true);
+    require_same(trained(true, true), plain, true);
+  });
+}
+
+TEST(ReleaseParameters, RefusesJoin) {
+  launch_threads(2, [](Group group) {
+    auto model = make_model();
+    OSS<torch::optim::AdamW> optimizer(group, *model, AdamWOptions(1e-2), kReleased);
+    ShardedDataParallel<Sequential> parallel(group, model, optimizer);
+    const auto in_join = [&] {
+      const auto join = parallel.join();
+      parallel.forward(input(group.rank(), 0));
+    };
+    expect_error(in_join, {"release_parameters", "join()"});
+  });
+}
+
+}  // namespace
+}  // namespace fairshard

@@ -1,0 +1,207 @@
+"""release_parameters: between a block's forward and its backward ranks keep only what they own. Against DDP."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from fairshard.nn.data_parallel import ShardedDataParallel
+from fairshard.optim import OSS
+from fairshard.optim.grad_scaler import ShardedGradScaler
+from support.models import inputs, loss_of, values
+from support.ranks import run_ranks
+
+STEPS = 5
+SETTINGS = (
+    {},
+    {"step_in_backward": True},
+    {"overlap_gather": True},
+    {"step_in_backward": True, "overlap_gather": True},
+    {"partition": "tensor"},
+    {"bucket_bytes": 0},
+)
+
+
+class Blocks(nn.Module):
+    """One block runs twice, one parameter is the root's own, one layer is shared with a part that it uses itself."""
+
+    def __init__(self, is_checkpointed=False):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first = nn.Linear(10, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16, bias=False)) for _ in range(4)
+        )
+        self.scale = nn.Parameter(torch.ones(16))
+        self.last = nn.Linear(16, 4)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in [*self.blocks, self.blocks[0]]:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x)) * self.scale
+        return {"outputs": [self.last(x)]}
+
+
+def made(model=None, optim=torch.optim.AdamW, bucket_bytes=600, **options):
+    model = model or Blocks()
+    optimizer = OSS(
+        model.parameters(), optim, bucket_bytes=bucket_bytes, release_parameters=True, **{"lr": 1e-2, **options}
+    )
+    return model, optimizer, ShardedDataParallel(model, optimizer)
+
+
+def backward(model, rank, step):
+    loss = loss_of(model(inputs(rank, step))["outputs"][0])
+    loss.backward()
+    return loss
+
+
+def train(model, optimizer, rank):
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(model, rank, step)
+        optimizer.step()
+
+
+def trained_by_ddp(rank):
+    model = Blocks()
+    train(DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=1e-2), rank)
+    return model
+
+
+def check(ours, theirs, what, is_exact=True):
+    tolerances = {"rtol": 0, "atol": 0} if is_exact else {}
+    for a, b in zip(values(ours), values(theirs), strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m: f"{what}: {m}", **tolerances)
+
+
+def _as_ddp(rank, world_size):
+    plain = trained_by_ddp(rank)
+    for setting in SETTINGS:
+        for is_checkpointed in (False, True):
+            model, optimizer, parallel = made(Blocks(is_checkpointed), **setting)
+            train(parallel, optimizer, rank)
+            optimizer.wait_for_parameters()
+            check(model, plain, f"{setting} {is_checkpointed=}", is_exact=world_size == 2)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_trains_as_ddp(world_size):
+    run_ranks(world_size, _as_ddp)
+
+
+def resident(model):
+    """Bytes of parameters that have memory."""
+
+    def has_memory(parameter):
+        try:
+            return parameter.data_ptr() != 0
+        except RuntimeError:
+            return False
+
+    return sum(parameter.nbytes for parameter in model.parameters() if has_memory(parameter))
+
+
+def _memory(rank, world_size):
+    model, optimizer, parallel = made(step_in_backward=True)
+    train(parallel, optimizer, rank)
+    everything = resident(model)
+    seen = []
+    model.last.register_forward_pre_hook(lambda *_: seen.append(resident(model)))
+    loss = loss_of(parallel(inputs(rank, 0))["outputs"][0])
+    assert seen[0] < everything / 2, "blocks that have run keep their parameters"
+    assert resident(model) < everything / 2
+    with pytest.raises(RuntimeError, match=r"parameter 'blocks.1.0.weight' has no values between forward and backward"):
+        model.blocks[1][0].weight.sum()
+    loss.backward()
+    assert resident(model) == everything
+    optimizer.step()
+
+    before = values(model)
+    parallel(inputs(rank, 0))  # and no backward
+    parallel.state_dict()
+    check(model, before_model(model, before), "after a forward without backward")
+    with torch.no_grad():
+        parallel(inputs(rank, 0))
+    assert resident(model) == everything
+    parallel.eval()
+    parallel(inputs(rank, 0))
+    parallel.train()
+    train(parallel, optimizer, rank)
+
+
+def before_model(model, before):
+    copy = Blocks()
+    with torch.no_grad():
+        for parameter, value in zip(copy.parameters(), before, strict=True):
+            parameter.copy_(value)
+    return copy
+
+
+def test_memory_is_gone_between_forward_and_backward():
+    run_ranks(2, _memory)
+
+
+def _clipped_scaled_and_summed(rank, world_size):
+    results = []
+    for release in (False, True):
+        model = Blocks()
+        optimizer = OSS(
+            model.parameters(), torch.optim.AdamW, bucket_bytes=600, release_parameters=release, lr=1e-2
+        )
+        parallel, scaler = ShardedDataParallel(model, optimizer), ShardedGradScaler()
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with parallel.no_sync():
+                scaler.scale(loss_of(parallel(inputs(rank, 9 + step))["outputs"][0])).backward()
+            scaler.scale(loss_of(parallel(inputs(rank, step))["outputs"][0])).backward()
+            scaler.unscale_(optimizer)
+            optimizer.clip_grad_norm(0.01)
+            scaler.step(optimizer)
+            scaler.update()
+            with torch.no_grad():
+                model.scale.mul_(0.9)  # by hand, between steps
+        results.append(model)
+    check(*results, "clipped, scaled and summed")
+
+
+def test_gradients_can_be_clipped_scaled_and_summed():
+    run_ranks(2, _clipped_scaled_and_summed)
+
+
+def _refusals(rank, world_size):
+    model, optimizer, parallel = made()
+    with pytest.raises(RuntimeError, match=r"release_parameters cannot be used within join"), parallel.join():
+        backward(parallel, rank, 0)
+
+    @dataclass
+    class Opaque:
+        value: torch.Tensor
+
+    class Block(nn.Linear):
+        def forward(self, x):
+            return Opaque(super().forward(x))
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(10, 10) for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x).value
+            return x
+
+    model, optimizer, parallel = made(Root())
+    loss_of(parallel(inputs(rank, 0))).backward()
+    optimizer.step()
+    with pytest.raises(TypeError, match="Block returns Opaque"):
+        parallel(inputs(rank, 0))
+
+
+def test_what_cannot_be_followed_is_refused():
+    run_ranks(2, _refusals)
