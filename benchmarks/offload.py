@@ -131,6 +131,8 @@ def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dic
         optimizer.step()
         losses.append(loss.detach())
 
+    step()
+    first_loss = losses[0].item()
     optimizer_s = measure_run(lambda: step(1, 8), offload.wait_for_step, device, 2)
     optimizer_rate = offload.report()["optimizer_elements"] / offload.report()["optimizer_s"]
     losses.clear()
@@ -163,6 +165,7 @@ def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dic
         "wait_ms": 1000 * report["wait_s"],
         "device_gb": peak / 1e9,
         "host_bytes_a_parameter": report["host_bytes"] / elements,
+        "first_loss": first_loss,
         "losses": [losses[0].item(), losses[-1].item()],
         "spans": offload.take_spans(),
     }

@@ -129,7 +129,7 @@ def train(system: str, row: str, steps: int) -> dict:
         losses.append(loss.detach())
 
     once()
-    losses.clear()
+    first_loss = losses.pop().item()
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = measure(once, DEVICE, steps)
@@ -138,6 +138,7 @@ def train(system: str, row: str, steps: int) -> dict:
         "step_ms": 1e3 * seconds,
         "device_gb": peak / 1e9,
         "parameters": elements,
+        "first_loss": first_loss,
         "losses": [x.item() for x in losses],
     }
 

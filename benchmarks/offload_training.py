@@ -2,11 +2,12 @@
 
     python benchmarks/offload_training.py --rows 1.2b 4b
 
-A time counts only if the first loss agrees with that of the model that is wholly on the device, within 2 % (bfloat16).
+A time counts only if the loss of the first step agrees with that of the others within 2 % (bfloat16).
 """
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def run(system: str, row: str, steps: int) -> dict:
 
 def _error_of(output: str) -> str | None:
     """The last line that looks like an exception's: warnings may follow it."""
-    lines = [line for line in output.splitlines() if "Error" in line.split(":")[0]] or output.splitlines()
+    lines = [line for line in output.splitlines() if re.search(r"\w*Error: ", line)] or output.splitlines()
     return lines[-1].strip() if lines else None
 
 
@@ -53,10 +54,10 @@ def compare(row: str, systems: list[str], rounds: int, steps: int) -> dict:
                 else:
                     runs.setdefault(system, []).append(figures)
                 print(row, system, figures.get("step_ms", figures.get("reason")), file=sys.stderr, flush=True)
-    reference = statistics.median(figures["losses"][0] for values in runs.values() for figures in values)
+    reference = statistics.median(figures["first_loss"] for values in runs.values() for figures in values)
     found = {}
     for system in [name for name in systems if name not in not_run]:
-        away = max(abs(figures["losses"][0] / reference - 1) for figures in runs[system])
+        away = max(abs(figures["first_loss"] / reference - 1) for figures in runs[system])
         if away > TOLERANCE:
             not_run[system] = f"its loss is {away:.1%} away from the others'"
             continue
