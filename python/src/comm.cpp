@@ -62,7 +62,7 @@ void init_comm(py::module_& module) {
         "Makes every rank's tensors, of any strides, those of root, in place. Blocks.");
   m.def("all_gather", started(comm::all_gather), released, py::arg("group"), py::arg("output"),
         py::arg("input"), py::arg("label") = "", py::arg("bounds") = comm::Bounds(),
-        "Puts all inputs into output, in rank order.");
+        py::arg("number") = -1, "Puts all inputs into output, in rank order.");
   m.def("reduce_scatter", started(comm::reduce_scatter), released, py::arg("group"),
         py::arg("output"), py::arg("input"), py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
         py::arg("bounds") = comm::Bounds(),

@@ -57,7 +57,9 @@ std::string Call::signature() const {
     text += c10::str(" from rank ", root);
   } else if (kind == Kind::kShift) {
     text += c10::str(" by ", root);
-  } else if (kind != Kind::kAllGather) {
+  } else if (kind == Kind::kAllGather) {
+    text += root < 0 ? "" : c10::str(", number ", root);
+  } else {
     text += c10::str(" (", op_name(op), ")");
   }
   if (!bounds.empty()) {

@@ -17,7 +17,7 @@ struct Call {
   at::ScalarType dtype;
   int64_t numel;
   ReduceOp op = ReduceOp::kSum;
-  /// Of a broadcast, or the distance of a shift.
+  /// Of a broadcast, or the distance of a shift, or the number of an all-gather.
   int root = -1;
   /// How the whole tensor, of `numel` elements, is divided; empty if into equal parts.
   Bounds bounds;

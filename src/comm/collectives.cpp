@@ -106,7 +106,7 @@ Work broadcast(const Group& group, const at::Tensor& tensor, int root, const std
 }
 
 Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                const std::string& label, const Bounds& bounds) {
+                const std::string& label, const Bounds& bounds, int number) {
   check_member(group, "all_gather");
   check_tensor(output, "all_gather", "the output", label);
   check_tensor(input, "all_gather", "the input", label);
@@ -117,8 +117,9 @@ Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& 
     output.view(-1).copy_(input.view(-1));
     return {};
   }
-  return group.state().start(make_call(Kind::kAllGather, output, label, bounds), output, input,
-                             group.timeout());
+  Call call = make_call(Kind::kAllGather, output, label, bounds);
+  call.root = number;
+  return group.state().start(call, output, input, group.timeout());
 }
 
 Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,

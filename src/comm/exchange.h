@@ -3,7 +3,7 @@
 //
 // Why not Gloo's own: its reduce-scatter is an all-reduce (twice the bytes), its all-gather is a
 // ring (N - 1 rounds of latency, and measured at a third of the speed), and a difference in size
-// between ranks ends the process or goes unnoticed. Here every rank posts all sends and receives at
+// between ranks ends the process or goes unnoticed. Here every rank sends to all others at
 // once, so both directions of a link are busy, and a header travels ahead of the data.
 
 #include "call.h"

@@ -33,6 +33,9 @@ class StagedPending final : public Pending {
     }
   }
   bool is_done() const override { return pending_->is_done(); }
+  bool is_done_within(std::chrono::milliseconds time) override {
+    return pending_->is_done_within(time);
+  }
 
  private:
   std::shared_ptr<Pending> pending_;
@@ -149,9 +152,15 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const {
   return state_->process_group;
 }
 
+/// A name that this group's store has not seen, the same on all ranks that ask equally often. The
+/// store counts, for each rank: it outlives this object.
+std::string Group::unused_name(const std::string& purpose) const {
+  const std::string key = c10::str("fairshard names/", purpose, "/", rank());
+  return c10::str(purpose, "-", state_->process_group->getStore()->add(key, 1));
+}
+
 c10::intrusive_ptr<c10d::Store> Group::new_store(const std::string& purpose) const {
-  const std::lock_guard lock(state_->mutex);
-  const std::string prefix = c10::str(purpose, "-", state_->stores++);
+  const std::string prefix = unused_name(purpose);
   return c10::make_intrusive<c10d::PrefixStore>(prefix, state_->process_group->getStore());
 }
 
@@ -165,7 +174,7 @@ Group Group::subgroup(const std::vector<int>& ranks) const {
                       " follows ", ranks[i - 1]);
   }
   const auto options = GroupOptions().timeout_s(std::chrono::duration<double>(timeout_).count());
-  const std::string name = c10::str("subgroup-", state_->subgroups++);
+  const std::string name = unused_name("subgroup");
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   if (own == ranks.end()) {
     return Group(nullptr, options);

@@ -36,6 +36,16 @@ struct Progress::Task final : Pending {
     return done;
   }
 
+  bool is_done_within(std::chrono::milliseconds time) override {
+    std::unique_lock lock(mutex);
+    if (!done) {
+      const auto start = std::chrono::steady_clock::now();
+      changed.wait_for(lock, time, [&] { return done; });
+      add_to_waited(std::chrono::steady_clock::now() - start);
+    }
+    return done;
+  }
+
   /// An atomic duration has no addition of its own.
   void add_to_waited(std::chrono::nanoseconds time) const {
     auto before = waited->load();

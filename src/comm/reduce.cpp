@@ -70,9 +70,6 @@ void reduce_plain(const at::Tensor& output, const std::vector<at::Tensor>& parts
   if (op == ReduceOp::kAvg) {
     result.mul_(1.0 / static_cast<double>(parts.size()));
   }
-  if (!result.is_same(output)) {
-    output.copy_(result);
-  }
 }
 
 /// Sums of half precision in float32.

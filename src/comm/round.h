@@ -16,7 +16,7 @@ namespace fairshard::comm {
 ///
 /// Note [Headers and tags]: a header's tag depends on the sequence number alone, so that ranks
 /// which disagree still read each other's headers. The data's tag depends on the whole signature,
-/// so that data of a call which does not match is never received into memory of another size.
+/// so that data of a call which does not match is not received into memory of another size.
 class Round {
  public:
   Round(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call);

@@ -26,8 +26,6 @@ struct Group::State : std::enable_shared_from_this<Group::State> {
   const int size;
 
   std::mutex mutex;
-  uint64_t subgroups = 0;
-  uint64_t stores = 0;
   uint64_t sequence = 0;
   Traffic traffic;
   /// Shared with collectives under way.

@@ -217,7 +217,7 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
 void DataParallelBase::before_forward() {
   for (const auto& part : parts_) {
     if (part->released()) {
-      part->released()->begin_forward();
+      part->released()->begin_forward(module_->is_training());
     }
   }
   find_parts();

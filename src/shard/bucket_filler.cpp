@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
@@ -264,7 +265,7 @@ void BucketFiller::start_agreement(Fill& fill) {
 }
 
 void BucketFiller::finish_agreement(Fill& fill) {
-  fill.agreement.wait();
+  wait(fill.agreement);
   const auto& slots = layout_of(fill).slots;
   const auto* const flags = fill.used.const_data_ptr<uint8_t>();
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -329,10 +330,21 @@ void BucketFiller::start(Fill& fill) {
   }
 }
 
+/// See Note [Released values]: ranks that have not come here may need what this one has not begun
+/// to gather.
+void BucketFiller::wait(comm::Work& work) {
+  constexpr std::chrono::milliseconds kLong(20);
+  for (const auto& part : parts_) {
+    while (part->released() && !work.is_done_within(kLong) && part->released()->start_next()) {
+    }
+  }
+  work.wait();
+}
+
 void BucketFiller::finish_oldest() {
   Started started = std::move(started_.front());
   started_.pop_front();
-  started.work.wait();
+  wait(started.work);
   if (!is_sharded()) {
     if (started.arrival.defined()) {
       started.flat.copy_(started.arrival);
@@ -352,6 +364,11 @@ void BucketFiller::finish() {
   try {
     if (is_idle_) {
       begin();
+    }
+    for (const auto& part : parts_) {
+      if (part->released()) {
+        part->released()->start_all();  // ranks that are still in backward may need them
+      }
     }
     for (; next_ < fills_.size(); ++next_) {
       if (fills_[next_].is_active) {

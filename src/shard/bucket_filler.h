@@ -69,6 +69,7 @@ class BucketFiller {
   bool can_reduce_within(const Fill& fill) const;
   void start_agreement(Fill& fill);
   void finish_oldest();
+  void wait(comm::Work& work);
   void step_before(size_t place);
   void finish_agreement(Fill& fill);
   void deliver();

@@ -37,8 +37,8 @@ at::Tensor make_stand_in(const Parameter& parameter) {
       at::empty({0}, like.options()).set_(storage, 0, like.sizes(), like.strides());
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
       c10::str("parameter '", parameter.name,
-               "' has no values between forward and backward (release_parameters): read it after "
-               "backward, or call wait_for_parameters() of the OSS first"));
+               "' has no values between the end of its module's forward and its backward "
+               "(release_parameters): use it within its own module, and read it after backward"));
   return result;
 }
 
@@ -55,6 +55,7 @@ ReleasedValues::ReleasedValues(FlatParameters& part) : part_(part), group_(all_o
 }
 
 void ReleasedValues::set_blocks(std::vector<std::vector<size_t>> blocks) {
+  const std::lock_guard lock(mutex_);
   blocks_ = std::move(blocks);
   follow_plan();
 }
@@ -90,12 +91,6 @@ bool ReleasedValues::is_any_away() const {
                      [](const State& state) { return state.is_away; });
 }
 
-at::Tensor ReleasedValues::own_range(size_t bucket) const {
-  const int rank = group_.rank();
-  return part_.bucket(bucket).narrow(0, part_.plan().range_begin(bucket, rank),
-                                     part_.plan().range_length(bucket, rank));
-}
-
 void ReleasedValues::release(size_t bucket) {
   State& state = states_[bucket];
   if (state.is_away || !is_releasable(bucket)) {
@@ -103,8 +98,7 @@ void ReleasedValues::release(size_t bucket) {
   }
   const at::NoGradGuard no_grad;
   part_.wait_for_bucket(bucket);
-  state.nbytes = static_cast<int64_t>(part_.bucket(bucket).storage().nbytes());
-  state.own = own_range(bucket).clone();
+  state.own = part_.own_range(bucket).clone();
   for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
     at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
     tensor.set_data(stand_in(slot.parameter));
@@ -116,7 +110,8 @@ void ReleasedValues::release(size_t bucket) {
 const at::Tensor& ReleasedValues::stand_in(size_t parameter) {
   const Parameter& like = part_.parameters()[parameter];
   at::Tensor& result = stand_ins_[parameter];
-  if (!result.defined() || result.scalar_type() != like.tensor.scalar_type()) {
+  if (!result.defined() || result.scalar_type() != like.tensor.scalar_type() ||
+      result.sizes() != like.tensor.sizes() || result.strides() != like.tensor.strides()) {
     result = make_stand_in(like);
   }
   return result;
@@ -128,24 +123,31 @@ void ReleasedValues::start_fetch(size_t bucket) {
     return;
   }
   const at::NoGradGuard no_grad;
-  reallocate(part_.bucket(bucket), state.nbytes);
+  const at::Tensor& flat = part_.bucket(bucket);
+  reallocate(flat, static_cast<int64_t>(flat.nbytes()));
+  part_.own_range(bucket).copy_(state.own);
+  state.fetch = comm::all_gather(group_, flat, part_.own_range(bucket),
+                                 c10::str("parameters of bucket ", bucket, " for backward"),
+                                 part_.plan().buckets()[bucket].bounds, static_cast<int>(bucket));
+  state.own.reset();
+}
+
+void ReleasedValues::wait(size_t bucket) {
+  State& state = states_[bucket];
+  if (!state.is_away) {
+    return;
+  }
+  state.fetch.wait();
+  state.fetch = {};
+  state.is_away = false;
   for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
     at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
     tensor.set_data(part_.view_of(slot.parameter, part_.bucket(bucket)));
   }
-  own_range(bucket).copy_(std::exchange(state.own, {}));
-  state.fetch = comm::all_gather(group_, part_.bucket(bucket), own_range(bucket),
-                                 c10::str("parameters of bucket ", bucket, " for backward"),
-                                 part_.plan().buckets()[bucket].bounds);
-}
-
-void ReleasedValues::wait(size_t bucket) {
-  if (std::exchange(states_[bucket].is_away, false)) {
-    std::exchange(states_[bucket].fetch, {}).wait();
-  }
 }
 
 void ReleasedValues::bring_back(size_t bucket) {
+  const std::lock_guard lock(mutex_);
   if (!states_[bucket].is_away) {
     return;
   }
@@ -156,41 +158,65 @@ void ReleasedValues::bring_back(size_t bucket) {
 }
 
 void ReleasedValues::bring_back_all() {
-  for (size_t b = 0; b < states_.size(); ++b) {
-    start_fetch(b);
-  }
+  const std::lock_guard lock(mutex_);
+  start_all();
   for (size_t b = 0; b < states_.size(); ++b) {
     wait(b);
   }
 }
 
-void ReleasedValues::begin_forward() {
+bool ReleasedValues::start_next() {
+  const std::lock_guard lock(mutex_);
+  const auto next = std::find_if(states_.begin(), states_.end(),
+                                 [](const State& state) { return state.own.defined(); });
+  if (next == states_.end()) {
+    return false;
+  }
+  start_fetch(static_cast<size_t>(next - states_.begin()));
+  return true;
+}
+
+void ReleasedValues::start_all() {
+  while (start_next()) {
+  }
+}
+
+void ReleasedValues::begin_forward(bool is_training) {
+  const std::lock_guard lock(mutex_);
   TORCH_CHECK(!part_.join, "release_parameters cannot be used within join()");
   awaits_end_of_backward_ = false;
-  bring_back_all();
-  if (part_.on_reduced) {
-    part_.follow_parameters();
+  if (std::exchange(is_open_, false)) {
+    // It may have broken off on some ranks only: from here on all do the same.
+    for (size_t b = 0; b < states_.size(); ++b) {
+      release(b);
+    }
   }
-  for (State& state : states_) {
-    state.left = state.uses;
+  bring_back_all();
+  is_releasing_ = is_training && at::GradMode::is_enabled();
+  is_open_ = is_releasing_;
+  for (size_t b = 0; b < states_.size(); ++b) {
+    states_[b].left = states_[b].uses;
+    if (part_.on_reduced && part_.has_copy(b)) {
+      part_.follow_parameters();
+    }
   }
 }
 
 void ReleasedValues::before_block(size_t block) {
+  const std::lock_guard lock(mutex_);
   if (is_in_backward()) {
     before_backward_of(block);  // it runs again, for its activations
     return;
   }
   for (const size_t b : buckets_of_[block]) {
-    if (states_[b].is_away) {
-      start_fetch(b);
-      wait(b);
-    }
+    start_fetch(b);
+    wait(b);
   }
 }
 
 void ReleasedValues::after_block(size_t block) {
-  if (is_in_backward() || !at::GradMode::is_enabled()) {
+  const std::lock_guard lock(mutex_);
+  if (is_in_backward() || !is_releasing_) {
     return;
   }
   for (const size_t b : buckets_of_[block]) {
@@ -201,35 +227,37 @@ void ReleasedValues::after_block(size_t block) {
 }
 
 void ReleasedValues::end_forward() {
-  if (is_in_backward() || !at::GradMode::is_enabled()) {
-    return;
-  }
-  for (size_t b = 0; b < states_.size(); ++b) {
-    release(b);
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(is_releasing_, false)) {
+    for (size_t b = 0; b < states_.size(); ++b) {
+      release(b);
+    }
   }
 }
 
 void ReleasedValues::before_backward_of(size_t block) {
+  const std::lock_guard lock(mutex_);
   if (!is_any_away()) {
     return;
   }
   if (!std::exchange(awaits_end_of_backward_, true)) {
     torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
       if (const auto values = self.lock()) {
-        values->awaits_end_of_backward_ = false;
-        values->bring_back_all();
+        values->end_backward();
       }
     });
   }
   for (const size_t b : buckets_of_[block]) {
     bring_back(b);
   }
-  // One ahead.
-  const auto next = std::find_if(states_.begin(), states_.end(),
-                                 [](const State& state) { return state.own.defined(); });
-  if (next != states_.end()) {
-    start_fetch(static_cast<size_t>(next - states_.begin()));
-  }
+  start_next();
+}
+
+void ReleasedValues::end_backward() {
+  const std::lock_guard lock(mutex_);
+  awaits_end_of_backward_ = false;
+  is_open_ = false;
+  bring_back_all();
 }
 
 }  // namespace fairshard::shard

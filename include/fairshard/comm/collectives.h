@@ -35,9 +35,9 @@ Work broadcast(const Group& group, const at::Tensor& tensor, int root,
                const std::string& label = "");
 
 /// `output` becomes the inputs of all ranks, one after another. `input` may be this rank's own part
-/// of `output`.
+/// of `output`. Ranks that give different numbers get an error: for calls that else look alike.
 Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                const std::string& label = "", const Bounds& bounds = {});
+                const std::string& label = "", const Bounds& bounds = {}, int number = -1);
 
 /// `output` becomes this rank's part of the reduction of all inputs; an input has a part per rank.
 /// `output` may be this rank's own part of `input`. It may also be float32 while the input is

@@ -73,6 +73,8 @@ class Group {
   State& state() const { return *state_; }
 
  private:
+  std::string unused_name(const std::string& purpose) const;
+
   std::chrono::milliseconds timeout_;
   std::shared_ptr<State> state_;
 };

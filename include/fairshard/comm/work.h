@@ -1,6 +1,7 @@
 #pragma once
 // A handle on a collective that has been started.
 
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -14,6 +15,8 @@ class Pending {
   virtual void wait() = 0;
   /// See Work::is_done().
   virtual bool is_done() const = 0;
+  /// See Work::is_done_within().
+  virtual bool is_done_within(std::chrono::milliseconds time) = 0;
 };
 
 /// A started collective. It keeps its group alive, and the group keeps the tensors alive until the
@@ -36,6 +39,10 @@ class Work {
 
   /// Whether wait() would return or throw at once.
   bool is_done() const { return !pending_ || pending_->is_done(); }
+  /// The same, but waits for it, and at most this long.
+  bool is_done_within(std::chrono::milliseconds time) {
+    return !pending_ || pending_->is_done_within(time);
+  }
 
  private:
   std::shared_ptr<void> group_;

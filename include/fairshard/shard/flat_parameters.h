@@ -60,6 +60,8 @@ class FlatParameters {
   /// What another rank owns, as views of the parameters.
   std::vector<Slice> slices_of(int rank) const;
   const at::Tensor& bucket(size_t index) const { return buckets_[index]; }
+  /// The part of a bucket that this rank owns.
+  at::Tensor own_range(size_t bucket) const;
   /// Whether the slices of a bucket are exact copies; see FlatOptions.
   bool has_copy(size_t bucket) const { return copies_[bucket].defined(); }
   void rename(size_t parameter, const std::string& name) { parameters_[parameter].name = name; }
@@ -160,7 +162,6 @@ class FlatParameters {
   void allocate();
   void make_slices();
   bool needs_copy(size_t bucket) const;
-  at::Tensor own_range(size_t bucket) const;
   at::Tensor own_range_of(size_t bucket, const at::Tensor& flat) const;
   at::ScalarType gather_dtype(size_t bucket) const;
   bool has_changed(size_t parameter);

@@ -50,8 +50,9 @@ struct ReducerOptions {
 /// so that no rank ever holds all of its gradients, and when backward ends, nearly all is done.
 /// The first backward, which finds the order of buckets, leaves all to the optimizer's step().
 /// Ranks must gather at the same points of one order, though their gradients may come in different
-/// ones: a bucket is stepped right before the one is started that is `buckets_in_flight` later, and
-/// ranks agree on unused parameters bucket by bucket.
+/// ones: a bucket is stepped right before the one is started that is `buckets_in_flight` later (or
+/// one, where values are released, for the least memory), and ranks agree on unused parameters
+/// bucket by bucket.
 ///
 /// Hooks run on autograd's threads and need no Python lock. One backward at a time.
 class GradReducer {

@@ -74,7 +74,7 @@ class OSS(torch.optim.Optimizer):
             "tensor" (whole tensors, balanced by size), or "auto": "even" for torch's own optimizers
             that treat every element by itself, "tensor" for all others.
         bucket_bytes: how much is communicated together (default: an eighth of the model, with at least 4 MiB
-            for each rank and at most 25 MiB).
+            for each rank and at most 25 MiB; with ``release_parameters`` a sixteenth, and at least 1 MiB).
         overlap_gather: ``step()`` returns while parameters are still being gathered, and the
             ShardedDataParallel's next forward waits for them, module by module. Whoever reads
             parameters in between calls ``wait_for_parameters()`` first.

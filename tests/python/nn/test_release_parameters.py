@@ -1,5 +1,6 @@
 """release_parameters: between a block's forward and its backward ranks keep only what they own. Against DDP."""
 
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -115,7 +116,7 @@ def _memory(rank, world_size):
     loss = loss_of(parallel(inputs(rank, 0))["outputs"][0])
     assert seen[0] < everything / 2, "blocks that have run keep their parameters"
     assert resident(model) < everything / 2
-    with pytest.raises(RuntimeError, match=r"parameter 'blocks.1.0.weight' has no values between forward and backward"):
+    with pytest.raises(RuntimeError, match=r"parameter 'blocks.1.0.weight' has no values between"):
         model.blocks[1][0].weight.sum()
     loss.backward()
     assert resident(model) == everything
@@ -130,7 +131,22 @@ def _memory(rank, world_size):
     assert resident(model) == everything
     parallel.eval()
     parallel(inputs(rank, 0))
+    assert resident(model) == everything, "an evaluation releases parameters"
     parallel.train()
+    model(inputs(rank, 0))
+    assert resident(model) == everything, "a forward of the module itself releases parameters"
+
+    # A forward that fails on one rank only, and that all then leave.
+    def fail(*_):
+        raise ValueError("out of memory, say")
+
+    if rank == 0:
+        hook = model.last.register_forward_pre_hook(fail)
+        with pytest.raises(ValueError, match="say"):
+            parallel(inputs(rank, 0))
+        hook.remove()
+    else:
+        parallel(inputs(rank, 0))
     train(parallel, optimizer, rank)
 
 
@@ -171,6 +187,30 @@ def _clipped_scaled_and_summed(rank, world_size):
 
 def test_gradients_can_be_clipped_scaled_and_summed():
     run_ranks(2, _clipped_scaled_and_summed)
+
+
+def _two_optimizers(rank, world_size):
+    plain = trained_by_ddp(rank)
+    for in_backward in (False, True, True):
+        model = Blocks()
+        weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+        options = {"lr": 1e-2, "bucket_bytes": 600, "release_parameters": True, "step_in_backward": in_backward}
+        optimizers = [OSS(group, torch.optim.AdamW, **options) for group in (weights, others)]
+        parallel = ShardedDataParallel(model, optimizers)
+        for step in range(STEPS):
+            parallel.zero_grad()
+            backward(parallel, rank, step)
+            for optimizer in optimizers:
+                optimizer.step()
+        check(model, plain, "two optimizers")
+        # Groups of the same names are made anew when all of these are gone.
+        del model, weights, others, optimizers, optimizer, parallel
+        gc.collect()
+
+
+def test_several_optimizers_one_after_another():
+    run_ranks(2, _two_optimizers)
 
 
 def _refusals(rank, world_size):

@@ -23,7 +23,7 @@ class BlockWaits:
         self._root = root
         self._called: set[nn.Module] = set()
         self._needs: dict[nn.Module, list[tuple[Any, list[int]]]] | None = None
-        self._parts: set[Any] = set()
+        self._parts: list[Any] = []
         #: Where a module's parameters are released, and its number there.
         self._blocks: dict[nn.Module, list[tuple[Any, int]]] = {}
         for module in root.modules():
@@ -55,7 +55,7 @@ class BlockWaits:
 
         visit(self._root, self._root)
         self._needs = {module: list(numbers.items()) for module, numbers in needs.items()}
-        self._parts = {part for part, _ in places.values()}
+        self._parts = list(dict.fromkeys(part for part, _ in places.values()))  # in one order on all ranks
         self._number_blocks()
         return True
 
@@ -83,7 +83,7 @@ class BlockWaits:
 
     def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
         blocks = self._blocks.get(module)
-        if self._needs is None or not blocks or not torch.is_grad_enabled():
+        if self._needs is None or not blocks or not self._root.training or not torch.is_grad_enabled():
             return
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         if not tensors:

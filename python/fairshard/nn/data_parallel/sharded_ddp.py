@@ -101,7 +101,7 @@ class ShardedDataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         for released in self._released:
-            released.begin_forward()
+            released.begin_forward(self.training)
         self._find_parts()
         self._reducer.prepare()
         if self._waits is None or not self._waits.assign(self._places):
