@@ -36,8 +36,7 @@ SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_
       gathered_(process_group_, call_) {
   const at::Tensor& own = inputs_[call_.rank];
   const int64_t longest = std::min(segment_numel_, own.numel());
-  block_ = staging_->take(depth_ * (call_.size - 1) * longest *
-                          static_cast<int64_t>(own.element_size()));
+  block_ = staging_->take(depth_ * (call_.size - 1) * longest * own.element_size());
   post();
 }
 
@@ -80,7 +79,7 @@ at::Tensor SegmentedReduce::segment(const at::Tensor& part, int64_t index) const
 at::Tensor SegmentedReduce::arrival(int64_t index, int peer) const {
   const at::Tensor& own = inputs_[call_.rank];
   const int64_t numel = segment(own, index).numel();
-  const auto bytes = static_cast<int64_t>(own.element_size());
+  const int64_t bytes = own.element_size();
   const int64_t longest = std::min(segment_numel_, own.numel());
   const int64_t place = (index % depth_) * (call_.size - 1) + (peer < call_.rank ? peer : peer - 1);
   return block_.narrow(0, place * longest * bytes, numel * bytes).view(own.scalar_type());

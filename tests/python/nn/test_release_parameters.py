@@ -166,9 +166,7 @@ def _clipped_scaled_and_summed(rank, world_size):
     results = []
     for release in (False, True):
         model = Blocks()
-        optimizer = OSS(
-            model.parameters(), torch.optim.AdamW, bucket_bytes=600, release_parameters=release, lr=1e-2
-        )
+        optimizer = OSS(model.parameters(), torch.optim.AdamW, bucket_bytes=600, release_parameters=release, lr=1e-2)
         parallel, scaler = ShardedDataParallel(model, optimizer), ShardedGradScaler()
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -214,7 +212,7 @@ def test_several_optimizers_one_after_another():
 
 
 def _refusals(rank, world_size):
-    model, optimizer, parallel = made()
+    _, _optimizer, parallel = made()
     with pytest.raises(RuntimeError, match=r"release_parameters cannot be used within join"), parallel.join():
         backward(parallel, rank, 0)
 
@@ -236,7 +234,7 @@ def _refusals(rank, world_size):
                 x = block(x).value
             return x
 
-    model, optimizer, parallel = made(Root())
+    _, optimizer, parallel = made(Root())
     loss_of(parallel(inputs(rank, 0))).backward()
     optimizer.step()
     with pytest.raises(TypeError, match="Block returns Opaque"):

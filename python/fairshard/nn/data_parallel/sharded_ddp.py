@@ -11,7 +11,7 @@ from torch import nn
 
 from fairshard import comm
 from fairshard._core import shard as _shard
-from fairshard.nn.data_parallel._block_waits import BlockWaits
+from fairshard.nn.data_parallel._block_hooks import BlockHooks
 from fairshard.optim.oss import PART_ATTRIBUTE
 
 __all__ = ["ShardedDataParallel"]
@@ -83,7 +83,7 @@ class ShardedDataParallel(nn.Module):
         self._own_part: Any = None
         self._reducer: Any = None
         self._places: dict = {}
-        self._waits: BlockWaits | None = None
+        self._block_hooks: BlockHooks | None = None
         self._join: Any = None
         self._sync = True
         # An OffloadModel's gradients are on the device when hooks see them; it says when they are on the host.
@@ -104,7 +104,7 @@ class ShardedDataParallel(nn.Module):
             released.begin_forward(self.training)
         self._find_parts()
         self._reducer.prepare()
-        if self._waits is None or not self._waits.assign(self._places):
+        if self._block_hooks is None or not self._block_hooks.assign(self._places):
             self._wait_for_parameters()
         if self._broadcast_buffers and self.training and self._sync and next(self.module.buffers(), None) is not None:
             root = self._join.announce(_Action.FORWARD).leader if self._join is not None else 0
@@ -275,8 +275,8 @@ class ShardedDataParallel(nn.Module):
                 if tensor in names:
                     part.rename(number, names[tensor])
         self._places = places
-        if self._waits is not None:
-            self._waits.forget()
+        if self._block_hooks is not None:
+            self._block_hooks.forget()
         is_by_block = self._released or any(optimizer.overlap_gather for optimizer in self._optimizers())
-        if self._waits is None and is_by_block:
-            self._waits = BlockWaits(self.module)
+        if self._block_hooks is None and is_by_block:
+            self._block_hooks = BlockHooks(self.module)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 
-class BlockWaits:
+class BlockHooks:
     """Hooks before and after the forwards of all modules under ``root``.
 
     A module's parameters are waited for before it runs; where they are released between forward and backward,
