@@ -7,7 +7,6 @@ A time counts only if the loss of the first step agrees with that of the others 
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -38,7 +37,7 @@ def run(system: str, row: str, steps: int) -> dict:
 
 def _error_of(output: str) -> str | None:
     """The last line that looks like an exception's: warnings may follow it."""
-    lines = [line for line in output.splitlines() if re.search(r"\w*Error: ", line)] or output.splitlines()
+    lines = [line for line in output.splitlines() if "Error: " in line] or output.splitlines()
     return lines[-1].strip() if lines else None
 
 

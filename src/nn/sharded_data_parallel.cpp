@@ -38,6 +38,17 @@ void check_all_owned(const torch::nn::Module& module,
   }
 }
 
+/// Calls function(part, released) for the parts whose values are released.
+template <typename Function>
+void for_each_released(const std::vector<std::shared_ptr<shard::FlatParameters>>& parts,
+                       Function function) {
+  for (const auto& part : parts) {
+    if (part->released()) {
+      function(*part, part->released());
+    }
+  }
+}
+
 }  // namespace
 
 DataParallelBase::DataParallelBase(comm::Group group, std::shared_ptr<torch::nn::Module> module,
@@ -145,21 +156,18 @@ void DataParallelBase::number_blocks() {
   for (size_t i = 0; i < blocks_.size(); ++i) {
     block_numbers_[blocks_[i]] = i;
   }
-  for (const auto& part : parts_) {
-    if (!part->released()) {
-      continue;
-    }
+  for_each_released(parts_, [&](const shard::FlatParameters& part, const auto& released) {
     std::vector<std::vector<size_t>> uses(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
       for (const auto& parameter : blocks_[i]->parameters()) {
         const auto found = places_.find(parameter.unsafeGetTensorImpl());
-        if (found != places_.end() && found->second.part == part.get()) {
+        if (found != places_.end() && found->second.part == &part) {
           uses[i].push_back(found->second.number);
         }
       }
     }
-    part->released()->set_blocks(std::move(uses));
-  }
+    released->set_blocks(std::move(uses));
+  });
 }
 
 void DataParallelBase::done_with(const torch::nn::Module& block, torch::nn::AnyValue& output) {
@@ -177,31 +185,26 @@ void DataParallelBase::done_with(const torch::nn::Module& block, const at::Tenso
     return;
   }
   is_done_with_any_ = true;
-  for (const auto& part : parts_) {
-    if (!part->released()) {
-      continue;
-    }
+  for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
     if (output.grad_fn()) {
       output.register_hook(
-          [values = std::weak_ptr(part->released()), number = found->second](const at::Tensor&) {
-            if (const auto released = values.lock()) {
-              released->before_backward_of(number);
+          [values = std::weak_ptr(released), number = found->second](const at::Tensor&) {
+            if (const auto living = values.lock()) {
+              living->before_backward_of(number);
             }
           });
     }
-    part->released()->after_block(found->second);
-  }
+    released->after_block(found->second);
+  });
 }
 
 void DataParallelBase::wait_for(const torch::nn::Module& block) {
   if (releases()) {
     const auto known = block_numbers_.find(&block);
     if (known != block_numbers_.end()) {
-      for (const auto& part : parts_) {
-        if (part->released()) {
-          part->released()->before_block(known->second);
-        }
-      }
+      for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
+        released->before_block(known->second);
+      });
     } else if (std::find(blocks_.begin(), blocks_.end(), &block) == blocks_.end()) {
       blocks_.push_back(&block);
     }
@@ -215,11 +218,9 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
 }
 
 void DataParallelBase::before_forward() {
-  for (const auto& part : parts_) {
-    if (part->released()) {
-      part->released()->begin_forward(module_->is_training());
-    }
-  }
+  for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
+    released->begin_forward(module_->is_training());
+  });
   find_parts();
   if (block_numbers_.size() < blocks_.size()) {
     number_blocks();
@@ -236,11 +237,8 @@ void DataParallelBase::after_forward() {
   if (!std::exchange(is_done_with_any_, false)) {
     return;
   }
-  for (const auto& part : parts_) {
-    if (part->released()) {
-      part->released()->end_forward();
-    }
-  }
+  for_each_released(parts_,
+                    [](const auto& /*part*/, const auto& released) { released->end_forward(); });
 }
 
 void DataParallelBase::sync_buffers(int root) {

@@ -194,11 +194,13 @@ void ReleasedValues::begin_forward(bool is_training) {
   bring_back_all();
   is_releasing_ = is_training && at::GradMode::is_enabled();
   is_open_ = is_releasing_;
+  bool has_copies = false;
   for (size_t b = 0; b < states_.size(); ++b) {
     states_[b].left = states_[b].uses;
-    if (part_.on_reduced && part_.has_copy(b)) {
-      part_.follow_parameters();
-    }
+    has_copies = has_copies || part_.has_copy(b);
+  }
+  if (part_.on_reduced && has_copies) {
+    part_.follow_parameters();
   }
 }
 
