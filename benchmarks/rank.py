@@ -92,6 +92,7 @@ def main(flags: list[str]) -> None:
         loss = training.train(*inputs)
         if step >= options.warmup:
             times.append(time.perf_counter() - start)
+    peak = memory.peak()
     training.finish()
     dist.barrier()
     result = {
@@ -99,7 +100,7 @@ def main(flags: list[str]) -> None:
         "times": times,
         "sent": (sent_bytes(options.interface) - sent) / options.steps,
         "bare": bare,
-        "peak": memory.peak(),
+        "peak": peak,
         "loss": loss.item(),
     }
     (options.folder / f"{options.rank}.json").write_text(json.dumps(result))

@@ -21,7 +21,7 @@ from systems import SYSTEMS
 
 TORCH = ["ddp", "ddp+zero"]
 PEERS = [*TORCH, "fairscale-ddp", "fairscale-sharded", "fsdp", "fsdp-reshard", "deepspeed-1", "deepspeed-2"]
-OURS = ["replicated", "optimizer", "gradients", "overlap", "in-backward", "released"]
+OURS = ["replicated", "optimizer", "gradients", "overlap", "in-backward", "released", "released-overlap"]
 CPP = ["cpp-replicated", "cpp-optimizer", "cpp-gradients", "cpp-in-backward"]
 NARROW = ["bf16-gradients", "bf16-wire"]
 

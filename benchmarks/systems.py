@@ -150,6 +150,10 @@ def released(model: nn.Module) -> Training:
     return _sharded(model, step_in_backward=True, release_parameters=True)
 
 
+def released_overlap(model: nn.Module) -> Training:
+    return _sharded(model, step_in_backward=True, release_parameters=True, overlap_gather=True)
+
+
 def bf16_gradients(model: nn.Module) -> Training:
     return _sharded(model, reduce_dtype=torch.bfloat16)
 
@@ -243,6 +247,9 @@ SYSTEMS = {
     "overlap": _ours("gradients, `overlap_gather`", overlap),
     "in-backward": _ours("gradients, `step_in_backward`", in_backward),
     "released": _ours("gradients, `step_in_backward`, `release_parameters`", released),
+    "released-overlap": _ours(
+        "gradients, `step_in_backward`, `release_parameters`, `overlap_gather`", released_overlap
+    ),
     "cpp-replicated": _ours("replicated, C++", None),
     "cpp-optimizer": _ours("optimizer, C++", None),
     "cpp-gradients": _ours("gradients, C++", None),

@@ -99,11 +99,11 @@ void init_shard(py::module_& module) {
   bind_join(m);
 
   py::class_<ReleasedValues, std::shared_ptr<ReleasedValues>>(m, "ReleasedValues")
-      .def("set_blocks", &ReleasedValues::set_blocks, py::arg("blocks"))
+      .def("set_blocks", &ReleasedValues::set_blocks, released, py::arg("blocks"))
       .def("begin_forward", &ReleasedValues::begin_forward, released)
       .def("before_block", &ReleasedValues::before_block, released)
       .def("after_block", &ReleasedValues::after_block, released)
-      .def("end_forward", &ReleasedValues::end_forward, released)
+      .def("end_forward", &ReleasedValues::end_forward, py::arg("releases") = true, released)
       .def("before_backward_of", &ReleasedValues::before_backward_of, released);
 
   py::class_<Slice>(m, "Slice", "A part of a parameter that one rank owns.")
@@ -119,7 +119,8 @@ void init_shard(py::module_& module) {
       .def(py::init([](const comm::Group& group, const std::vector<std::string>& names,
                        const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& groups,
                        std::optional<int64_t> bucket_bytes, bool whole_tensors, bool master_weights,
-                       std::optional<at::ScalarType> gather_dtype, bool release_values) {
+                       std::optional<at::ScalarType> gather_dtype, bool release_values,
+                       bool gather_in_forward) {
              const auto plan = shard::PlanOptions()
                                    .partition(whole_tensors ? Partition::kTensor : Partition::kEven)
                                    .bucket_bytes(bucket_bytes);
@@ -128,12 +129,13 @@ void init_shard(py::module_& module) {
                                                       .plan(plan)
                                                       .master_weights(master_weights)
                                                       .gather_dtype(gather_dtype)
-                                                      .release_values(release_values));
+                                                      .release_values(release_values)
+                                                      .gather_in_forward(gather_in_forward));
            }),
            released, py::arg("group"), py::arg("names"), py::arg("tensors"), py::arg("groups"),
            py::arg("bucket_bytes"), py::arg("whole_tensors") = false,
            py::arg("master_weights") = false, py::arg("gather_dtype") = std::nullopt,
-           py::arg("release_values") = false)
+           py::arg("release_values") = false, py::arg("gather_in_forward") = false)
       .def_property_readonly("parameters", &parameters_of)
       .def_property_readonly("slices", &FlatParameters::slices, "What this rank owns.")
       .def("slices_of", &FlatParameters::slices_of, py::arg("rank"))

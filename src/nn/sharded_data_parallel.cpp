@@ -99,7 +99,7 @@ void DataParallelBase::find_parts() {
   }
   check_all_owned(*module_, parts);
   parts_ = std::move(parts);
-  block_numbers_.clear();
+  blocks_told_ = 0;
   for (const auto& part : parts_) {
     for (size_t i = 0; i < part->parameters().size(); ++i) {
       places_[part->parameters()[i].tensor.unsafeGetTensorImpl()] = {part.get(), i};
@@ -151,11 +151,9 @@ bool DataParallelBase::releases() const {
                      [](const auto& part) { return part->released() != nullptr; });
 }
 
-/// Tells what each of the blocks that the last forward waited for uses.
-void DataParallelBase::number_blocks() {
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    block_numbers_[blocks_[i]] = i;
-  }
+/// Tells what each of the blocks that forwards have waited for uses.
+void DataParallelBase::tell_blocks() {
+  blocks_told_ = blocks_.size();
   for_each_released(parts_, [&](const shard::FlatParameters& part, const auto& released) {
     std::vector<std::vector<size_t>> uses(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -185,29 +183,28 @@ void DataParallelBase::done_with(const torch::nn::Module& block, const at::Tenso
     return;
   }
   is_done_with_any_ = true;
+  const size_t number = found->second;
   for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
     if (output.grad_fn()) {
-      output.register_hook(
-          [values = std::weak_ptr(released), number = found->second](const at::Tensor&) {
-            if (const auto living = values.lock()) {
-              living->before_backward_of(number);
-            }
-          });
+      output.register_hook([values = std::weak_ptr(released), number](const at::Tensor&) {
+        if (const auto living = values.lock()) {
+          living->before_backward_of(number);
+        }
+      });
     }
-    released->after_block(found->second);
+    released->after_block(number);
   });
 }
 
 void DataParallelBase::wait_for(const torch::nn::Module& block) {
   if (releases()) {
-    const auto known = block_numbers_.find(&block);
-    if (known != block_numbers_.end()) {
-      for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
-        released->before_block(known->second);
-      });
-    } else if (std::find(blocks_.begin(), blocks_.end(), &block) == blocks_.end()) {
+    const auto [place, is_new] = block_numbers_.try_emplace(&block, blocks_.size());
+    if (is_new) {
       blocks_.push_back(&block);
     }
+    for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
+      released->before_block(place->second);
+    });
   }
   for (const auto& parameter : block.parameters()) {
     const auto found = places_.find(parameter.unsafeGetTensorImpl());
@@ -222,8 +219,8 @@ void DataParallelBase::before_forward() {
     released->begin_forward(module_->is_training());
   });
   find_parts();
-  if (block_numbers_.size() < blocks_.size()) {
-    number_blocks();
+  if (blocks_told_ < blocks_.size()) {
+    tell_blocks();
   }
   reducer_->prepare();
   if (options_.broadcast_buffers() && module_->is_training() && reducer_->sync() &&
@@ -234,11 +231,12 @@ void DataParallelBase::before_forward() {
 }
 
 void DataParallelBase::after_forward() {
-  if (!std::exchange(is_done_with_any_, false)) {
-    return;
+  if (blocks_told_ == 0 && is_done_with_any_) {
+    tell_blocks();
   }
-  for_each_released(parts_,
-                    [](const auto& /*part*/, const auto& released) { released->end_forward(); });
+  for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
+    released->end_forward(is_done_with_any_);
+  });
 }
 
 void DataParallelBase::sync_buffers(int root) {

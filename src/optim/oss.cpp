@@ -39,6 +39,7 @@ void OssBase::take(const std::vector<NamedTensors>& groups) {
                                                   .plan(plan)
                                                   .master_weights(options_.master_weights())
                                                   .release_values(options_.release_parameters())
+                                                  .gather_in_forward(options_.overlap_gather())
                                                   .gather_dtype(options_.gather_dtype())));
   if (options_.step_in_backward()) {
     auto& part = *parts_.back();

@@ -185,6 +185,11 @@ bool BucketFiller::averages_after_sum(const Fill& fill) const {
   return c10::elementSize(wire_dtype_of(fill)) < sizeof(float);
 }
 
+/// Who releases values wants the least memory.
+size_t BucketFiller::buckets_in_flight(const Fill& fill) const {
+  return part_of(fill).released() ? 1 : static_cast<size_t>(options_.buckets_in_flight());
+}
+
 void BucketFiller::ensure_flat(Fill& fill) {
   if (fill.flat.defined()) {
     return;
@@ -198,8 +203,7 @@ void BucketFiller::ensure_flat(Fill& fill) {
     return;
   }
   // What is stepped in backward needs its memory until then, so waiting would bring none.
-  while (!is_stepped_in_backward(fill) &&
-         static_cast<int>(started_.size()) >= options_.buckets_in_flight()) {
+  while (!is_stepped_in_backward(fill) && started_.size() >= buckets_in_flight(fill)) {
     finish_oldest();
   }
   fill.flat = pool_.take(values.numel(), wire_dtype_of(fill), values);
@@ -309,8 +313,7 @@ void BucketFiller::start(Fill& fill) {
     return;
   }
   const auto place = static_cast<size_t>(&fill - fills_.data());
-  const int most = part_of(fill).released() ? 1 : options_.buckets_in_flight();
-  const auto in_flight = static_cast<size_t>(most);
+  const size_t in_flight = buckets_in_flight(fill);
   step_before(place + 1 > in_flight ? place + 1 - in_flight : 0);
   clear_padding(layout_of(fill), fill.flat);
   if (can_reduce_within(fill)) {

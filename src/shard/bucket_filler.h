@@ -61,6 +61,7 @@ class BucketFiller {
   void begin();
   void announce();
   bool has_gradients_from_before() const;
+  size_t buckets_in_flight(const Fill& fill) const;
   void ensure_flat(Fill& fill);
   void put(const Parameter& parameter, size_t number, Fill& fill);
   void put_missing(Fill& fill);

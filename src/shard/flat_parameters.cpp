@@ -74,7 +74,7 @@ FlatParameters::FlatParameters(comm::Group group, const std::vector<Parameter>& 
   has_gradient_.assign(parameters_.size(), false);
   allocate();
   if (options.release_values()) {
-    released_ = std::make_shared<ReleasedValues>(*this);
+    released_ = std::make_shared<ReleasedValues>(*this, options.gather_in_forward());
   }
 }
 
@@ -165,6 +165,9 @@ void FlatParameters::adopt_replaced() {
   const at::NoGradGuard no_grad;
   bool has_changed = false;
   for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (released_ && released_->is_away(b)) {
+      continue;  // there is nothing to be replaced
+    }
     const Bucket& bucket = plan_.buckets()[b];
     const auto* const start = static_cast<const char*>(buckets_[b].const_data_ptr());
     const size_t element = buckets_[b].element_size();
@@ -391,6 +394,9 @@ void FlatParameters::start_gather() {
 }
 
 void FlatParameters::gather_bucket(size_t b) {
+  if (released_ && released_->keep_away(b)) {
+    return;
+  }
   const auto dtype = gather_dtype(b);
   const bool is_narrow = dtype != buckets_[b].scalar_type();
   const at::Tensor target =

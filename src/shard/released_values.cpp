@@ -35,10 +35,11 @@ at::Tensor make_stand_in(const Parameter& parameter) {
                        allocator, /*resizable=*/false);
   const at::Tensor result =
       at::empty({0}, like.options()).set_(storage, 0, like.sizes(), like.strides());
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      c10::str("parameter '", parameter.name,
-               "' has no values between the end of its module's forward and its backward "
-               "(release_parameters): use it within its own module, and read it after backward"));
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(c10::str(
+      "parameter '", parameter.name,
+      "' has no values between the end of its module's forward and its backward, nor, with "
+      "overlap_gather, between steps (release_parameters): use it within its own module, or "
+      "call wait_for_parameters() on all ranks first"));
   return result;
 }
 
@@ -50,12 +51,14 @@ comm::Group all_of(const comm::Group& group) {
 
 }  // namespace
 
-ReleasedValues::ReleasedValues(FlatParameters& part) : part_(part), group_(all_of(part.group())) {
+ReleasedValues::ReleasedValues(FlatParameters& part, bool gather_in_forward)
+    : part_(part), group_(all_of(part.group())), gathers_in_forward_(gather_in_forward) {
   follow_plan();
 }
 
 void ReleasedValues::set_blocks(std::vector<std::vector<size_t>> blocks) {
   const std::lock_guard lock(mutex_);
+  finish_forward();
   blocks_ = std::move(blocks);
   follow_plan();
 }
@@ -86,6 +89,12 @@ void ReleasedValues::follow_plan() {
   }
 }
 
+/// Those that a block uses, of what may be away: of a block that is not known yet, none.
+const std::vector<size_t>& ReleasedValues::buckets_of(size_t block) const {
+  static const std::vector<size_t> kNone;
+  return block < buckets_of_.size() ? buckets_of_[block] : kNone;
+}
+
 bool ReleasedValues::is_any_away() const {
   return std::any_of(states_.begin(), states_.end(),
                      [](const State& state) { return state.is_away; });
@@ -105,6 +114,23 @@ void ReleasedValues::release(size_t bucket) {
   }
   reallocate(part_.bucket(bucket), 0);
   state.is_away = true;
+}
+
+void ReleasedValues::release_all() {
+  for (size_t b = 0; b < states_.size(); ++b) {
+    release(b);
+  }
+}
+
+bool ReleasedValues::keep_away(size_t bucket) {
+  const std::lock_guard lock(mutex_);
+  // Who has exact copies gathers what they round to.
+  if (!gathers_in_forward_ || !is_releasable(bucket) || part_.has_copy(bucket)) {
+    return false;
+  }
+  release(bucket);
+  states_[bucket].is_for_forward = true;
+  return true;
 }
 
 const at::Tensor& ReleasedValues::stand_in(size_t parameter) {
@@ -127,7 +153,7 @@ void ReleasedValues::start_fetch(size_t bucket) {
   reallocate(flat, static_cast<int64_t>(flat.nbytes()));
   part_.own_range(bucket).copy_(state.own);
   state.fetch = comm::all_gather(group_, flat, part_.own_range(bucket),
-                                 c10::str("parameters of bucket ", bucket, " for backward"),
+                                 c10::str("released parameters of bucket ", bucket),
                                  part_.plan().buckets()[bucket].bounds, static_cast<int>(bucket));
   state.own.reset();
 }
@@ -140,6 +166,7 @@ void ReleasedValues::wait(size_t bucket) {
   state.fetch.wait();
   state.fetch = {};
   state.is_away = false;
+  state.is_for_forward = false;
   for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
     at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
     tensor.set_data(part_.view_of(slot.parameter, part_.bucket(bucket)));
@@ -148,27 +175,33 @@ void ReleasedValues::wait(size_t bucket) {
 
 void ReleasedValues::bring_back(size_t bucket) {
   const std::lock_guard lock(mutex_);
-  if (!states_[bucket].is_away) {
+  const State& state = states_[bucket];
+  if (!state.is_away) {
     return;
   }
-  for (size_t b = 0; b <= bucket; ++b) {
-    start_fetch(b);
+  if (state.is_for_forward) {
+    while (state.own.defined()) {
+      start_next_for_forward();
+    }
+  } else if (pass_ == Pass::kForward) {
+    // Its block runs again. Ranks that have left out others have yet to gather theirs.
+    while (start_next_for_forward()) {
+    }
+    start_fetch(bucket);
+    states_[bucket].uses += 1;  // so that the next forward keeps it until then
+  } else {
+    while (state.own.defined()) {
+      start_next();
+    }
   }
   wait(bucket);
 }
 
-void ReleasedValues::bring_back_all() {
-  const std::lock_guard lock(mutex_);
-  start_all();
-  for (size_t b = 0; b < states_.size(); ++b) {
-    wait(b);
-  }
-}
-
 bool ReleasedValues::start_next() {
   const std::lock_guard lock(mutex_);
-  const auto next = std::find_if(states_.begin(), states_.end(),
-                                 [](const State& state) { return state.own.defined(); });
+  const auto next = std::find_if(states_.begin(), states_.end(), [](const State& state) {
+    return state.own.defined() && !state.is_for_forward;
+  });
   if (next == states_.end()) {
     return false;
   }
@@ -181,19 +214,38 @@ void ReleasedValues::start_all() {
   }
 }
 
+bool ReleasedValues::start_next_for_forward() {
+  const auto next = std::find_if(states_.rbegin(), states_.rend(), [](const State& state) {
+    return state.own.defined() && state.is_for_forward;
+  });
+  if (next == states_.rend()) {
+    return false;
+  }
+  start_fetch(static_cast<size_t>(states_.rend() - next) - 1);
+  return true;
+}
+
 void ReleasedValues::begin_forward(bool is_training) {
   const std::lock_guard lock(mutex_);
   TORCH_CHECK(!part_.join, "release_parameters cannot be used within join()");
-  awaits_end_of_backward_ = false;
-  if (std::exchange(is_open_, false)) {
-    // It may have broken off on some ranks only: from here on all do the same.
-    for (size_t b = 0; b < states_.size(); ++b) {
-      release(b);
+  if (pass_ == Pass::kForward) {
+    finish_forward();
+    release_all();
+    pass_ = Pass::kBackward;
+  }
+  if (pass_ == Pass::kBackward) {
+    finish_backward();
+    if (part_.on_reduced) {  // other ranks may have come further, and stepped
+      for (size_t b = 0; b < states_.size(); ++b) {
+        keep_away(b);
+      }
     }
   }
-  bring_back_all();
-  is_releasing_ = is_training && at::GradMode::is_enabled();
-  is_open_ = is_releasing_;
+  const bool is_releasing = is_training && at::GradMode::is_enabled();
+  if (!is_releasing) {
+    finish_forward();
+  }
+  pass_ = is_releasing ? Pass::kForward : Pass::kNone;
   bool has_copies = false;
   for (size_t b = 0; b < states_.size(); ++b) {
     states_[b].left = states_[b].uses;
@@ -204,37 +256,52 @@ void ReleasedValues::begin_forward(bool is_training) {
   }
 }
 
+/// Gathers what no block of this rank has asked for.
+void ReleasedValues::finish_forward() {
+  while (start_next_for_forward()) {
+  }
+  for (size_t b = states_.size(); b-- > 0;) {
+    if (states_[b].is_for_forward) {
+      wait(b);
+    }
+  }
+}
+
 void ReleasedValues::before_block(size_t block) {
   const std::lock_guard lock(mutex_);
   if (is_in_backward()) {
     before_backward_of(block);  // it runs again, for its activations
     return;
   }
-  for (const size_t b : buckets_of_[block]) {
-    start_fetch(b);
-    wait(b);
+  const auto& buckets = buckets_of(block);
+  for (auto b = buckets.rbegin(); b != buckets.rend(); ++b) {
+    bring_back(*b);
   }
+  start_next_for_forward();
 }
 
 void ReleasedValues::after_block(size_t block) {
   const std::lock_guard lock(mutex_);
-  if (is_in_backward() || !is_releasing_) {
+  if (is_in_backward() || pass_ != Pass::kForward) {
     return;
   }
-  for (const size_t b : buckets_of_[block]) {
+  for (const size_t b : buckets_of(block)) {
     if (--states_[b].left <= 0) {
       release(b);
     }
   }
 }
 
-void ReleasedValues::end_forward() {
+void ReleasedValues::end_forward(bool releases) {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(is_releasing_, false)) {
-    for (size_t b = 0; b < states_.size(); ++b) {
-      release(b);
-    }
+  if (pass_ != Pass::kForward) {
+    return;
   }
+  finish_forward();
+  if (releases) {
+    release_all();
+  }
+  pass_ = releases ? Pass::kBackward : Pass::kNone;
 }
 
 void ReleasedValues::before_backward_of(size_t block) {
@@ -245,21 +312,28 @@ void ReleasedValues::before_backward_of(size_t block) {
   if (!std::exchange(awaits_end_of_backward_, true)) {
     torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
       if (const auto values = self.lock()) {
-        values->end_backward();
+        const std::lock_guard lock(values->mutex_);
+        values->finish_backward();
       }
     });
   }
-  for (const size_t b : buckets_of_[block]) {
-    bring_back(b);
+  for (const size_t b : buckets_of(block)) {
+    if (!states_[b].is_for_forward) {
+      bring_back(b);
+    }
   }
   start_next();
 }
 
-void ReleasedValues::end_backward() {
-  const std::lock_guard lock(mutex_);
+void ReleasedValues::finish_backward() {
   awaits_end_of_backward_ = false;
-  is_open_ = false;
-  bring_back_all();
+  pass_ = Pass::kNone;
+  start_all();
+  for (size_t b = 0; b < states_.size(); ++b) {
+    if (!states_[b].is_for_forward) {
+      wait(b);
+    }
+  }
 }
 
 }  // namespace fairshard::shard

@@ -131,7 +131,7 @@ class DataParallelBase {
   };
 
   bool releases() const;
-  void number_blocks();
+  void tell_blocks();
   void find_parts();
   void take_new_parameters(std::vector<std::shared_ptr<shard::FlatParameters>>& parts);
   bool follow_others();
@@ -145,9 +145,10 @@ class DataParallelBase {
   std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::unique_ptr<shard::GradReducer> reducer_;
   size_t parameters_seen_ = 0;
-  /// In the order in which the first forward waited for them, and then with their numbers.
+  /// In the order in which forwards waited for them first, and how many the released values know.
   std::vector<const torch::nn::Module*> blocks_;
   std::unordered_map<const torch::nn::Module*, size_t> block_numbers_;
+  size_t blocks_told_ = 0;
   bool is_done_with_any_ = false;
 };
 

@@ -42,7 +42,10 @@ struct OssOptions {
   /// Between a block's forward and its backward, ranks keep only what they own of its parameters,
   /// so that forward's activations take their place; backward gathers them again, and where it ends
   /// all are there. Costs half as much traffic again. A Sequential's children are blocks; other
-  /// modules call ShardedDataParallel's wait_for() and done_with().
+  /// modules call ShardedDataParallel's wait_for() and done_with(). With overlap_gather ranks have
+  /// only what they own between steps, too: the next forward gathers each block where it begins,
+  /// and whatever reads parameters otherwise (wait_for_parameters(), an evaluation) must be done on
+  /// all ranks.
   TORCH_ARG(bool, release_parameters) = false;
   /// The dtype in which parameters are gathered, for instance at::kBFloat16. All ranks then compute
   /// with the rounded values, and each steps an exact copy of what it owns.

@@ -28,6 +28,8 @@ struct FlatOptions {
   // Performance
   /// Blocks that have run forward keep no parameters; see Note [Released values].
   TORCH_ARG(bool, release_values) = false;
+  /// With release_values: what was stepped is gathered by the next forward, block by block.
+  TORCH_ARG(bool, gather_in_forward) = false;
   /// The dtype in which parameters are gathered. If it is narrower than their own, all ranks have
   /// the rounded values, and each keeps an exact copy of what it owns.
   TORCH_ARG(std::optional<at::ScalarType>, gather_dtype);
@@ -125,9 +127,10 @@ class FlatParameters {
   void follow_parameters();
   /// Makes the parameters of all ranks what exact copies say, if there are any. Collective; blocks.
   void publish_copies();
-  /// Starts to bring every rank's ranges to all. Collective; does not block.
+  /// Starts to bring every rank's ranges to all, or has the next forward do so. Collective; does
+  /// not block.
   void start_gather();
-  /// Returns when what start_gather() started is in place, for all parameters or one.
+  /// Returns when all parameters, or one, are in place. Collective if values are released.
   void wait_for_values();
   void wait_for_value(size_t parameter);
   void wait_for_bucket(size_t bucket);
@@ -141,7 +144,8 @@ class FlatParameters {
   /// Set by an optimizer that steps a bucket as soon as its gradients are reduced: steps this
   /// rank's slices of one bucket. See Note [Steps in backward] in grad_reducer.h.
   std::function<void(size_t bucket)> on_reduced;
-  /// Has a bucket stepped by `on_reduced`, drops its gradients and starts to gather it. Collective.
+  /// Has a bucket stepped by `on_reduced`, drops its gradients and starts to gather it, if not the
+  /// next forward does so. Collective.
   void step_bucket(size_t bucket);
   /// Whether any bucket was stepped since the last time that this was asked.
   bool take_was_stepped() { return std::exchange(was_stepped_, false); }

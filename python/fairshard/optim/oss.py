@@ -84,6 +84,9 @@ class OSS(torch.optim.Optimizer):
         release_parameters: between a block's forward and its backward, ranks keep only what they own of its
             parameters (ZeRO-3), so that forward's activations take their place; backward gathers them again, and
             where it ends all are there. Costs half as much traffic again. Needs a ShardedDataParallel.
+            With ``overlap_gather`` ranks have only what they own between steps, too: the next forward gathers
+            each block where it begins, and whatever reads parameters otherwise (``wait_for_parameters()``,
+            ``state_dict()``, an evaluation) must be done on all ranks.
         master_weights: float16 and bfloat16 parameters are stepped in float32, on copies of what a
             rank owns.
         gather_dtype: the dtype in which parameters are gathered. All ranks then compute with the
@@ -118,6 +121,7 @@ class OSS(torch.optim.Optimizer):
             "master_weights": master_weights,
             "gather_dtype": torch.float16 if broadcast_fp16 else gather_dtype,
             "release_values": release_parameters,
+            "gather_in_forward": overlap_gather,
         }
         self._parts: list[_shard.FlatParameters] = []
         self._first_groups: list[int] = []  # of each part, the number of its first parameter group

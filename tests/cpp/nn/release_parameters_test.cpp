@@ -32,6 +32,7 @@ TEST_P(Ranks, TrainsAsPlainDataParallelism) {
     const auto plain = train_plainly<torch::optim::AdamW>(group, adamw);
     for (const auto& oss : {kReleased, OssOptions(kReleased).step_in_backward(true),
                             OssOptions(kReleased).overlap_gather(true),
+                            OssOptions(kReleased).overlap_gather(true).step_in_backward(true),
                             OssOptions(kReleased).partition(shard::Partition::kTensor),
                             OssOptions(kReleased).bucket_bytes(0).first_bucket_bytes(0),
                             OssOptions().release_parameters(true)}) {
@@ -47,10 +48,15 @@ INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4));
 TEST(ReleaseParameters, RoundedValuesComeBackAsTheyWere) {
   launch_threads(2, [](Group group) {
     const auto oss = OssOptions(test::kSmallBuckets).gather_dtype(at::kBFloat16);
+    const auto plain = train_sharded<torch::optim::AdamW>(group, AdamWOptions(1e-2), {}, oss);
     for (const bool in_backward : {false, true}) {
       const auto with = OssOptions(oss).release_parameters(true).step_in_backward(in_backward);
-      require_same(train_sharded<torch::optim::AdamW>(group, AdamWOptions(1e-2), {}, with),
-                   train_sharded<torch::optim::AdamW>(group, AdamWOptions(1e-2), {}, oss), true);
+      for (const bool in_forward : {false, true}) {
+        require_same(
+            train_sharded<torch::optim::AdamW>(group, AdamWOptions(1e-2), {},
+                                               OssOptions(with).overlap_gather(in_forward)),
+            plain, true);
+      }
     }
   });
 }
@@ -106,6 +112,30 @@ TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
   });
 }
 
+TEST(ReleaseParameters, MemoryIsGoneBetweenSteps) {
+  launch_threads(2, [](Group group) {
+    for (const bool in_backward : {false, true}) {
+      auto model = make_model();
+      OSS<torch::optim::AdamW> optimizer(
+          group, *model, AdamWOptions(1e-2),
+          OssOptions(kReleased).overlap_gather(true).step_in_backward(in_backward));
+      ShardedDataParallel<Sequential> parallel(group, model, optimizer);
+      for (int step = 0; step < 3; ++step) {
+        loss_of(parallel.forward(input(group.rank(), step))).backward();
+        const auto whole = resident_bytes(*optimizer.parts()[0]);
+        optimizer.step();
+        const auto left = resident_bytes(*optimizer.parts()[0]);
+        TORCH_CHECK(in_backward ? left <= whole : left < whole / 2, "step ", step, " has left ",
+                    left, " of ", whole, " bytes");
+        expect_error([&] { model->parameters().front().sum().item<float>(); },
+                     {"has no values", "between steps", "'0.weight'"});
+      }
+      optimizer.wait_for_parameters();
+      model->parameters().front().sum().item<float>();
+    }
+  });
+}
+
 /// Its forward says itself where blocks begin and end. The first runs twice, and in some steps rank
 /// 1 leaves one out.
 struct ChainImpl : torch::nn::Module {
@@ -146,12 +176,14 @@ TORCH_MODULE(Chain);
 
 TEST(ReleaseParameters, BlocksMayRunTwiceOrOnSomeRanksOnly) {
   launch_threads(2, [](Group group) {
-    const auto trained = [&](bool releases, bool in_backward) {
+    const auto trained = [&](bool releases, bool in_backward, bool in_forward) {
       Chain model;
       const auto oss = OssOptions().bucket_bytes(100).first_bucket_bytes(100);
-      OSS<torch::optim::AdamW> optimizer(
-          group, *model, AdamWOptions(1e-2),
-          OssOptions(oss).release_parameters(releases).step_in_backward(in_backward));
+      OSS<torch::optim::AdamW> optimizer(group, *model, AdamWOptions(1e-2),
+                                         OssOptions(oss)
+                                             .release_parameters(releases)
+                                             .step_in_backward(in_backward)
+                                             .overlap_gather(in_forward));
       ShardedDataParallel<Chain> parallel(group, model, optimizer,
                                           DataParallelOptions().waits_by_block(true));
       model->parallel = &parallel;
@@ -167,11 +199,15 @@ TEST(ReleaseParameters, BlocksMayRunTwiceOrOnSomeRanksOnly) {
         loss_of(parallel.forward(input(group.rank(), step), left_out)).backward();
         optimizer.step();
       }
+      optimizer.wait_for_parameters();
       return values_of(*model);
     };
-    const auto plain = trained(false, false);
-    require_same(trained(true, false), plain, true);
-    require_same(trained(true, true), plain, true);
+    const auto plain = trained(false, false, false);
+    for (const bool in_backward : {false, true}) {
+      for (const bool in_forward : {false, true}) {
+        require_same(trained(true, in_backward, in_forward), plain, true);
+      }
+    }
   });
 }
 

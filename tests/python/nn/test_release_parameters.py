@@ -1,4 +1,4 @@
-"""release_parameters: between a block's forward and its backward ranks keep only what they own. Against DDP."""
+"""release_parameters: while blocks do not need their parameters, ranks keep only what they own. Against DDP."""
 
 import gc
 from dataclasses import dataclass
@@ -135,22 +135,95 @@ def _memory(rank, world_size):
     model(inputs(rank, 0))
     assert resident(model) == everything, "a forward of the module itself releases parameters"
 
-    # A forward that fails on one rank only, and that all then leave.
-    def fail(*_):
-        raise ValueError("out of memory, say")
-
-    if rank == 0:
-        hook = model.last.register_forward_pre_hook(fail)
-        with pytest.raises(ValueError, match="say"):
-            parallel(inputs(rank, 0))
-        hook.remove()
-    else:
-        parallel(inputs(rank, 0))
-    train(parallel, optimizer, rank)
-
 
 def test_memory_is_gone_between_forward_and_backward():
     run_ranks(2, _memory)
+
+
+def _memory_between_steps(rank, world_size):
+    for in_backward in (False, True):
+        model, optimizer, parallel = made(step_in_backward=in_backward, overlap_gather=True)
+        everything = resident(model)
+        seen = []
+
+        def note(*_, model=model, seen=seen):
+            seen.append(resident(model))
+
+        for block in model.blocks:
+            block.register_forward_hook(note)
+        backward(parallel, rank, 0)
+        assert max(seen) == everything, "the first forward finds the blocks"
+        for step in range(1, STEPS):
+            optimizer.step()
+            assert resident(model) < everything / 2, f"after step {step} the model is whole"
+            with pytest.raises(RuntimeError, match=r"parameter 'blocks.1.0.weight' has no values .* between steps"):
+                model.blocks[1][0].weight.sum()
+            seen.clear()
+            backward(parallel, rank, step)
+            assert len(seen) == len(model.blocks) + 1
+            # Of the middle blocks there are two at a time, that which runs and the next.
+            assert max(seen[1:3]) < 0.7 * everything, f"forward {step} gathers more than it needs"
+        optimizer.step()
+
+        optimizer.wait_for_parameters()
+        assert resident(model) == everything
+        train(parallel, optimizer, rank)
+        parallel.state_dict()
+        assert resident(model) == everything
+        train(parallel, optimizer, rank)
+        with torch.no_grad():
+            parallel(inputs(rank, 0))
+        assert resident(model) == everything, "an evaluation has not brought all back"
+
+
+def test_memory_is_gone_between_steps():
+    run_ranks(2, _memory_between_steps)
+
+
+def _one_rank_reads(rank, world_size):
+    plain = trained_by_ddp(rank)
+    model, optimizer, parallel = made(step_in_backward=True, overlap_gather=True)
+    for step in range(STEPS):
+        backward(parallel, rank, step)
+        optimizer.step()
+        if rank == step % 2:  # the other gathers in its forward, which is enough
+            parallel.state_dict()
+    optimizer.wait_for_parameters()
+    check(model, plain, "one rank has read the parameters")
+
+
+def test_a_rank_that_reads_gets_what_others_gather_for_themselves():
+    run_ranks(2, _one_rank_reads)
+
+
+def _broken_off(rank, world_size):
+    """What fails on one rank only, and what all then leave: the next step is as if it had not been."""
+
+    def fail(*_):
+        raise ValueError("out of memory, say")
+
+    for setting in SETTINGS:
+        results = []
+        for is_broken in (False, True):
+            model, optimizer, parallel = made(**setting)
+            train(parallel, optimizer, rank)
+            if is_broken:
+                for module in (model.last, model.blocks[1]):
+                    hook = module.register_forward_pre_hook(fail) if rank == 0 else None
+                    if hook is None:
+                        parallel(inputs(rank, 0))
+                    else:
+                        with pytest.raises(ValueError, match="say"):
+                            parallel(inputs(rank, 0))
+                        hook.remove()
+            train(parallel, optimizer, rank)
+            optimizer.wait_for_parameters()
+            results.append(model)
+        check(*results, f"{setting}")
+
+
+def test_a_forward_that_one_rank_breaks_off_leaves_nothing():
+    run_ranks(2, _broken_off)
 
 
 def _clipped_scaled_and_summed(rank, world_size):
@@ -225,11 +298,10 @@ def _refusals(rank, world_size):
                 x = block(x).value
             return x
 
-    _, optimizer, parallel = made(Root())
-    loss_of(parallel(inputs(rank, 0))).backward()
-    optimizer.step()
-    with pytest.raises(TypeError, match="Block returns Opaque"):
-        parallel(inputs(rank, 0))
+    _, _optimizer, parallel = made(Root())
+    for _ in range(2):
+        with pytest.raises(TypeError, match="Block returns Opaque"):
+            parallel(inputs(rank, 0))
 
 
 def test_what_cannot_be_followed_is_refused():

@@ -13,15 +13,17 @@ class BlockHooks:
     A module's parameters are waited for before it runs; where they are released between forward and backward,
     that is done when it has run, and they are brought back when the gradient of its output has come.
 
-    The first forward finds out which modules are called. Parameters of one that is not (its parent uses
-    them itself, as nn.MultiheadAttention does with its output projection) are waited for by the nearest
-    module above it that is. A module that has no lists of blocks waits for its layers' parameters, too, as it
-    might use them itself another time. Outside of training, everything is waited for at once.
+    The first forward finds out which modules are called, and waits for everything. Parameters of one that is not
+    called (its parent uses them itself, as nn.MultiheadAttention does with its output projection) are waited for by
+    the nearest module above it that is. A module that has no lists of blocks waits for its layers' parameters, too,
+    as it might use them itself another time. Outside of training, everything is waited for at once.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
         self._called: set[nn.Module] = set()
+        #: Of those, what has returned no tensors, and what that was instead.
+        self._opaque: dict[nn.Module, type] = {}
         self._needs: dict[nn.Module, list[tuple[Any, list[int]]]] | None = None
         self._parts: list[Any] = []
         #: Where a module's parameters are released, and its number there.
@@ -34,13 +36,13 @@ class BlockHooks:
         """To be called when the parameters have other places."""
         self._needs = None
 
-    def assign(self, places: dict) -> bool:
-        """Shares out the parameters, given with their part and number there, among the modules that were called.
+    @property
+    def are_assigned(self) -> bool:
+        """Whether modules wait for their parameters. If not, somebody must wait for everything."""
+        return self._needs is not None
 
-        Returns whether that is known: if not, somebody must wait for everything.
-        """
-        if self._needs is not None or not self._called:
-            return self._needs is not None
+    def assign(self, places: dict) -> None:
+        """Shares out the parameters, given with their part and number there, among the modules that were called."""
         needs: dict[nn.Module, dict[Any, list[int]]] = {}
 
         def visit(module: nn.Module, waiting: nn.Module) -> None:
@@ -57,7 +59,6 @@ class BlockHooks:
         self._needs = {module: list(numbers.items()) for module, numbers in needs.items()}
         self._parts = list(dict.fromkeys(part for part, _ in places.values()))  # in one order on all ranks
         self._number_blocks()
-        return True
 
     def _number_blocks(self) -> None:
         self._blocks = {}
@@ -68,6 +69,15 @@ class BlockHooks:
             part.released.set_blocks([dict(self._needs[module])[part] for module in modules])
             for number, module in enumerate(modules):
                 self._blocks.setdefault(module, []).append((part.released, number))
+        for module in self._blocks:
+            self._check_is_followed(module)
+
+    def _check_is_followed(self, module: nn.Module) -> None:
+        if module in self._opaque:
+            raise TypeError(
+                f"release_parameters: {type(module).__name__} returns {self._opaque[module].__name__}, in which there "
+                "are no tensors to tell when its backward begins"
+            )
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if self._needs is None:
@@ -82,25 +92,24 @@ class BlockHooks:
             part.wait_for(numbers)
 
     def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
-        blocks = self._blocks.get(module)
-        if self._needs is None or not blocks or not self._root.training or not torch.is_grad_enabled():
+        is_known = self._needs is not None
+        if (is_known and module not in self._blocks) or not self._root.training or not torch.is_grad_enabled():
             return
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         if not tensors:
-            raise TypeError(
-                f"release_parameters: {type(module).__name__} returns {type(outputs).__name__}, in which there are no "
-                "tensors to tell when its backward begins"
-            )
+            self._opaque[module] = type(outputs)
 
         def before_backward(_: torch.Tensor) -> None:
-            for released, number in blocks:
+            for released, number in self._blocks.get(module, ()):
                 released.before_backward_of(number)
 
         for tensor in tensors:
             if tensor.grad_fn is not None:
                 tensor.register_hook(before_backward)
-        for released, number in blocks:
-            released.after_block(number)
+        if is_known:
+            self._check_is_followed(module)
+            for released, number in self._blocks[module]:
+                released.after_block(number)
 
 
 def _has_blocks(module: nn.Module) -> bool:

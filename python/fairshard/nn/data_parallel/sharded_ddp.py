@@ -100,16 +100,19 @@ class ShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
+        self._find_parts()
         for released in self._released:
             released.begin_forward(self.training)
-        self._find_parts()
         self._reducer.prepare()
-        if self._block_hooks is None or not self._block_hooks.assign(self._places):
+        is_by_block = self._block_hooks is not None and self._block_hooks.are_assigned
+        if not is_by_block:
             self._wait_for_parameters()
         if self._broadcast_buffers and self.training and self._sync and next(self.module.buffers(), None) is not None:
             root = self._join.announce(_Action.FORWARD).leader if self._join is not None else 0
             comm.broadcast_all(self._comm, [*self.module.buffers()], root)
         outputs = self.module(*inputs, **kwargs)
+        if self._block_hooks is not None and not is_by_block:
+            self._block_hooks.assign(self._places)
         for released in self._released:
             released.end_forward()
         return outputs
