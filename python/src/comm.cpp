@@ -50,7 +50,10 @@ void init_comm(py::module_& module) {
           "Payload that this rank has sent, in bytes.")
       .def_property_readonly(
           "collectives", [](const Group& g) { return g.traffic().collectives; },
-          "How many collectives this rank has started.");
+          "How many collectives this rank has started.")
+      .def("another", &Group::another, released,
+           "A group of the same ranks, whose collectives do not wait for those of this one. "
+           "Collective.");
 
   m.def("all_reduce", started(comm::all_reduce), released, py::arg("group"), py::arg("tensor"),
         py::arg("op") = ReduceOp::kSum, py::arg("label") = "",

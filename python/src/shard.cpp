@@ -100,11 +100,12 @@ void init_shard(py::module_& module) {
 
   py::class_<ReleasedValues, std::shared_ptr<ReleasedValues>>(m, "ReleasedValues")
       .def("set_blocks", &ReleasedValues::set_blocks, released, py::arg("blocks"))
-      .def("begin_forward", &ReleasedValues::begin_forward, released)
-      .def("before_block", &ReleasedValues::before_block, released)
+      .def("begin_forward", &ReleasedValues::begin_forward, released, py::arg("is_training"),
+           py::arg("by_block"))
+      .def("start_block", &ReleasedValues::start_block, released)
+      .def("wait_for_block", &ReleasedValues::wait_for_block, released)
       .def("after_block", &ReleasedValues::after_block, released)
-      .def("end_forward", &ReleasedValues::end_forward, py::arg("releases") = true, released)
-      .def("before_backward_of", &ReleasedValues::before_backward_of, released);
+      .def("end_forward", &ReleasedValues::end_forward, released, py::arg("releases") = true);
 
   py::class_<Slice>(m, "Slice", "A part of a parameter that one rank owns.")
       .def_property_readonly("parameter", [](const Slice& s) { return s.piece.parameter; })

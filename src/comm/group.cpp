@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -184,6 +185,12 @@ Group Group::subgroup(const std::vector<int>& ranks) const {
                                   static_cast<int>(ranks.size()),
                                   backends_like(*state_->process_group), timeout()),
                options);
+}
+
+Group Group::another() const {
+  std::vector<int> ranks(static_cast<size_t>(size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return subgroup(ranks);
 }
 
 }  // namespace fairshard::comm

@@ -38,14 +38,25 @@ void check_all_owned(const torch::nn::Module& module,
   }
 }
 
-/// Calls function(part, released) for the parts whose values are released.
-template <typename Function>
-void for_each_released(const std::vector<std::shared_ptr<shard::FlatParameters>>& parts,
-                       Function function) {
+std::vector<std::shared_ptr<shard::ReleasedValues>> released_of(
+    const std::vector<std::shared_ptr<shard::FlatParameters>>& parts) {
+  std::vector<std::shared_ptr<shard::ReleasedValues>> result;
   for (const auto& part : parts) {
     if (part->released()) {
-      function(*part, part->released());
+      result.push_back(part->released());
     }
+  }
+  return result;
+}
+
+/// Has a block's values in place, before its forward or its backward.
+void bring_block(const std::vector<std::shared_ptr<shard::ReleasedValues>>& released,
+                 size_t block) {
+  for (const auto& values : released) {
+    values->start_block(block);
+  }
+  for (const auto& values : released) {
+    values->wait_for_block(block);
   }
 }
 
@@ -99,6 +110,7 @@ void DataParallelBase::find_parts() {
   }
   check_all_owned(*module_, parts);
   parts_ = std::move(parts);
+  released_ = released_of(parts_);
   blocks_told_ = 0;
   for (const auto& part : parts_) {
     for (size_t i = 0; i < part->parameters().size(); ++i) {
@@ -114,6 +126,14 @@ void DataParallelBase::find_parts() {
           .buckets_in_flight(options_.buckets_in_flight())
           .wire_dtype(options_.reduce_dtype()));
   reducer_->set_sync(is_sync);
+  if (!buffer_group_ && !module_->buffers().empty() && overlaps_gather()) {
+    buffer_group_ = group_.another();
+  }
+}
+
+bool DataParallelBase::overlaps_gather() const {
+  return std::any_of(optimizers_.begin(), optimizers_.end(),
+                     [](const OssBase& optimizer) { return optimizer.options_.overlap_gather(); });
 }
 
 /// In the replicated mode nobody else tells of parameters that the module got since.
@@ -146,30 +166,28 @@ void DataParallelBase::zero_grad(bool set_to_none) {
 
 void DataParallelBase::reduce() { reducer_->reduce(); }
 
-bool DataParallelBase::releases() const {
-  return std::any_of(parts_.begin(), parts_.end(),
-                     [](const auto& part) { return part->released() != nullptr; });
-}
-
 /// Tells what each of the blocks that forwards have waited for uses.
 void DataParallelBase::tell_blocks() {
   blocks_told_ = blocks_.size();
-  for_each_released(parts_, [&](const shard::FlatParameters& part, const auto& released) {
+  for (const auto& part : parts_) {
+    if (!part->released()) {
+      continue;
+    }
     std::vector<std::vector<size_t>> uses(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
       for (const auto& parameter : blocks_[i]->parameters()) {
         const auto found = places_.find(parameter.unsafeGetTensorImpl());
-        if (found != places_.end() && found->second.part == &part) {
+        if (found != places_.end() && found->second.part == part.get()) {
           uses[i].push_back(found->second.number);
         }
       }
     }
-    released->set_blocks(std::move(uses));
-  });
+    part->released()->set_blocks(std::move(uses));
+  }
 }
 
 void DataParallelBase::done_with(const torch::nn::Module& block, torch::nn::AnyValue& output) {
-  if (releases()) {
+  if (!released_.empty()) {
     const auto* const tensor = output.try_get<at::Tensor>();
     TORCH_CHECK_TYPE(tensor, "release_parameters: ", block.name(),
                      " returns no tensor, which would tell when its backward begins");
@@ -184,27 +202,22 @@ void DataParallelBase::done_with(const torch::nn::Module& block, const at::Tenso
   }
   is_done_with_any_ = true;
   const size_t number = found->second;
-  for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
-    if (output.grad_fn()) {
-      output.register_hook([values = std::weak_ptr(released), number](const at::Tensor&) {
-        if (const auto living = values.lock()) {
-          living->before_backward_of(number);
-        }
-      });
-    }
-    released->after_block(number);
-  });
+  if (output.grad_fn()) {
+    output.register_hook(
+        [parts = parts_, number](const at::Tensor&) { bring_block(released_of(parts), number); });
+  }
+  for (const auto& values : released_) {
+    values->after_block(number);
+  }
 }
 
 void DataParallelBase::wait_for(const torch::nn::Module& block) {
-  if (releases()) {
+  if (!released_.empty()) {
     const auto [place, is_new] = block_numbers_.try_emplace(&block, blocks_.size());
     if (is_new) {
       blocks_.push_back(&block);
     }
-    for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
-      released->before_block(place->second);
-    });
+    bring_block(released_, place->second);
   }
   for (const auto& parameter : block.parameters()) {
     const auto found = places_.find(parameter.unsafeGetTensorImpl());
@@ -215,9 +228,9 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
 }
 
 void DataParallelBase::before_forward() {
-  for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
-    released->begin_forward(module_->is_training());
-  });
+  for (const auto& values : released_) {
+    values->begin_forward(module_->is_training());
+  }
   find_parts();
   if (blocks_told_ < blocks_.size()) {
     tell_blocks();
@@ -234,13 +247,13 @@ void DataParallelBase::after_forward() {
   if (blocks_told_ == 0 && is_done_with_any_) {
     tell_blocks();
   }
-  for_each_released(parts_, [&](const auto& /*part*/, const auto& released) {
-    released->end_forward(is_done_with_any_);
-  });
+  for (const auto& values : released_) {
+    values->end_forward(is_done_with_any_);
+  }
 }
 
 void DataParallelBase::sync_buffers(int root) {
-  comm::broadcast_all(group_, module_->buffers(), root, "buffers");
+  comm::broadcast_all(buffer_group_.value_or(group_), module_->buffers(), root, "buffers");
 }
 
 DataParallelBase::Join::Join(DataParallelBase& owner)

@@ -385,6 +385,11 @@ void BucketFiller::finish() {
       finish_oldest();
     }
     deliver();
+    for (const auto& part : parts_) {
+      if (part->released()) {
+        part->released()->end_backward();  // which knows of it already, if there was one
+      }
+    }
     if (!is_order_known_) {
       learn_order();
     }

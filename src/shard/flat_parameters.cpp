@@ -166,7 +166,8 @@ void FlatParameters::adopt_replaced() {
   bool has_changed = false;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (released_ && released_->is_away(b)) {
-      continue;  // there is nothing to be replaced
+      released_->check_not_replaced(b);
+      continue;
     }
     const Bucket& bucket = plan_.buckets()[b];
     const auto* const start = static_cast<const char*>(buckets_[b].const_data_ptr());
@@ -456,6 +457,9 @@ void FlatParameters::wait_for_bucket(size_t bucket) {
 }
 
 void FlatParameters::wait_for_values() {
+  if (released_) {
+    released_->bring_back_all();
+  }
   // In the order in which they were started.
   for (size_t b = gathers_.size(); b-- > 0;) {
     wait_for_bucket(b);

@@ -10,7 +10,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -43,22 +42,16 @@ at::Tensor make_stand_in(const Parameter& parameter) {
   return result;
 }
 
-comm::Group all_of(const comm::Group& group) {
-  std::vector<int> ranks(static_cast<size_t>(group.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return group.subgroup(ranks);
-}
-
 }  // namespace
 
 ReleasedValues::ReleasedValues(FlatParameters& part, bool gather_in_forward)
-    : part_(part), group_(all_of(part.group())), gathers_in_forward_(gather_in_forward) {
+    : part_(part), group_(part.group().another()), gathers_in_forward_(gather_in_forward) {
   follow_plan();
 }
 
 void ReleasedValues::set_blocks(std::vector<std::vector<size_t>> blocks) {
   const std::lock_guard lock(mutex_);
-  finish_forward();
+  gather_rest_for_forward();
   blocks_ = std::move(blocks);
   follow_plan();
 }
@@ -66,9 +59,11 @@ void ReleasedValues::set_blocks(std::vector<std::vector<size_t>> blocks) {
 void ReleasedValues::follow_plan() {
   TORCH_INTERNAL_ASSERT(!is_any_away());
   const auto& plan = part_.plan();
-  states_ = std::vector<State>(plan.buckets().size());
+  const size_t count = plan.buckets().size();
+  states_ = std::vector<State>(count);
   stand_ins_.resize(part_.parameters().size());
   buckets_of_.clear();
+  forward_order_.clear();
   std::vector<bool> is_used(part_.parameters().size());
   for (const auto& block : blocks_) {
     std::set<size_t> buckets;
@@ -76,11 +71,13 @@ void ReleasedValues::follow_plan() {
       is_used[parameter] = true;
       buckets.insert(plan.bucket_of(parameter));
     }
-    for (const size_t b : buckets) {
-      states_[b].uses += 1;
-      states_[b].left += 1;
+    // Against the order of gradients, as that is how layers run.
+    for (auto b = buckets.rbegin(); b != buckets.rend(); ++b) {
+      if (states_[*b].uses++ == 0) {
+        forward_order_.push_back(*b);
+      }
     }
-    buckets_of_.emplace_back(buckets.begin(), buckets.end());
+    buckets_of_.emplace_back(buckets.rbegin(), buckets.rend());
   }
   for (size_t i = 0; i < is_used.size(); ++i) {
     if (!is_used[i]) {
@@ -89,7 +86,7 @@ void ReleasedValues::follow_plan() {
   }
 }
 
-/// Those that a block uses, of what may be away: of a block that is not known yet, none.
+/// Of a block that is not known yet nothing is ever away.
 const std::vector<size_t>& ReleasedValues::buckets_of(size_t block) const {
   static const std::vector<size_t> kNone;
   return block < buckets_of_.size() ? buckets_of_[block] : kNone;
@@ -97,40 +94,14 @@ const std::vector<size_t>& ReleasedValues::buckets_of(size_t block) const {
 
 bool ReleasedValues::is_any_away() const {
   return std::any_of(states_.begin(), states_.end(),
-                     [](const State& state) { return state.is_away; });
+                     [](const State& state) { return state.where != Where::kHere; });
 }
 
-void ReleasedValues::release(size_t bucket) {
-  State& state = states_[bucket];
-  if (state.is_away || !is_releasable(bucket)) {
-    return;
-  }
-  const at::NoGradGuard no_grad;
-  part_.wait_for_bucket(bucket);
-  state.own = part_.own_range(bucket).clone();
-  for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
-    at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
-    tensor.set_data(stand_in(slot.parameter));
-  }
-  reallocate(part_.bucket(bucket), 0);
-  state.is_away = true;
-}
-
-void ReleasedValues::release_all() {
-  for (size_t b = 0; b < states_.size(); ++b) {
-    release(b);
-  }
-}
-
-bool ReleasedValues::keep_away(size_t bucket) {
-  const std::lock_guard lock(mutex_);
-  // Who has exact copies gathers what they round to.
-  if (!gathers_in_forward_ || !is_releasable(bucket) || part_.has_copy(bucket)) {
-    return false;
-  }
-  release(bucket);
-  states_[bucket].is_for_forward = true;
-  return true;
+bool ReleasedValues::is_trained(size_t bucket) const {
+  const auto& slots = part_.plan().buckets()[bucket].slots;
+  return std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
+    return part_.parameters()[slot.parameter].tensor.requires_grad();
+  });
 }
 
 const at::Tensor& ReleasedValues::stand_in(size_t parameter) {
@@ -143,12 +114,39 @@ const at::Tensor& ReleasedValues::stand_in(size_t parameter) {
   return result;
 }
 
-void ReleasedValues::start_fetch(size_t bucket) {
+void ReleasedValues::check_not_replaced(size_t bucket) const {
+  for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
+    const auto& [name, tensor, group] = part_.parameters()[slot.parameter];
+    const at::Tensor& expected = stand_ins_[slot.parameter];
+    TORCH_CHECK(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
+                    expected.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
+                "parameter '", name,
+                "' was given other data while it had no values (release_parameters): call "
+                "wait_for_parameters() on all ranks before");
+  }
+}
+
+// One bucket at a time.
+
+void ReleasedValues::release(size_t bucket) {
   State& state = states_[bucket];
-  if (!state.own.defined()) {
+  if (state.where != Where::kHere || !is_releasable(bucket)) {
     return;
   }
   const at::NoGradGuard no_grad;
+  part_.wait_for_bucket(bucket);
+  state.own = part_.own_range(bucket).clone();
+  for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
+    at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
+    tensor.set_data(stand_in(slot.parameter));
+  }
+  reallocate(part_.bucket(bucket), 0);
+  state.where = Where::kAwayForBackward;
+}
+
+void ReleasedValues::start(size_t bucket) {
+  const at::NoGradGuard no_grad;
+  State& state = states_[bucket];
   const at::Tensor& flat = part_.bucket(bucket);
   reallocate(flat, static_cast<int64_t>(flat.nbytes()));
   part_.own_range(bucket).copy_(state.own);
@@ -156,56 +154,50 @@ void ReleasedValues::start_fetch(size_t bucket) {
                                  c10::str("released parameters of bucket ", bucket),
                                  part_.plan().buckets()[bucket].bounds, static_cast<int>(bucket));
   state.own.reset();
+  state.where = Where::kComing;
 }
 
 void ReleasedValues::wait(size_t bucket) {
   State& state = states_[bucket];
-  if (!state.is_away) {
+  if (state.where != Where::kComing) {
     return;
   }
   state.fetch.wait();
+  check_not_replaced(bucket);
   state.fetch = {};
-  state.is_away = false;
-  state.is_for_forward = false;
+  state.where = Where::kHere;
   for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
     at::Tensor tensor = part_.parameters()[slot.parameter].tensor;
     tensor.set_data(part_.view_of(slot.parameter, part_.bucket(bucket)));
   }
 }
 
-void ReleasedValues::bring_back(size_t bucket) {
+bool ReleasedValues::keep_away(size_t bucket) {
   const std::lock_guard lock(mutex_);
-  const State& state = states_[bucket];
-  if (!state.is_away) {
-    return;
+  // Who has exact copies gathers what they round to.
+  if (!gathers_in_forward_ || !is_releasable(bucket) || part_.has_copy(bucket)) {
+    return false;
   }
-  if (state.is_for_forward) {
-    while (state.own.defined()) {
-      start_next_for_forward();
-    }
-  } else if (pass_ == Pass::kForward) {
-    // Its block runs again. Ranks that have left out others have yet to gather theirs.
-    while (start_next_for_forward()) {
-    }
-    start_fetch(bucket);
-    states_[bucket].uses += 1;  // so that the next forward keeps it until then
-  } else {
-    while (state.own.defined()) {
-      start_next();
-    }
+  release(bucket);
+  states_[bucket].where = Where::kAwayForForward;
+  for (const Slot& slot : part_.plan().buckets()[bucket].slots) {
+    // Has autograd refuse to go on with an old graph, whose values are gone.
+    part_.parameters()[slot.parameter].tensor.unsafeGetTensorImpl()->bump_version();
   }
-  wait(bucket);
+  return true;
 }
+
+// In the order of the passes.
 
 bool ReleasedValues::start_next() {
   const std::lock_guard lock(mutex_);
   const auto next = std::find_if(states_.begin(), states_.end(), [](const State& state) {
-    return state.own.defined() && !state.is_for_forward;
+    return state.where == Where::kAwayForBackward;
   });
   if (next == states_.end()) {
     return false;
   }
-  start_fetch(static_cast<size_t>(next - states_.begin()));
+  start(static_cast<size_t>(next - states_.begin()));
   return true;
 }
 
@@ -215,35 +207,87 @@ void ReleasedValues::start_all() {
 }
 
 bool ReleasedValues::start_next_for_forward() {
-  const auto next = std::find_if(states_.rbegin(), states_.rend(), [](const State& state) {
-    return state.own.defined() && state.is_for_forward;
+  const auto next = std::find_if(forward_order_.begin(), forward_order_.end(), [&](size_t bucket) {
+    return states_[bucket].where == Where::kAwayForForward;
   });
-  if (next == states_.rend()) {
+  if (next == forward_order_.end()) {
     return false;
   }
-  start_fetch(static_cast<size_t>(states_.rend() - next) - 1);
+  start(*next);
   return true;
 }
 
-void ReleasedValues::begin_forward(bool is_training) {
-  const std::lock_guard lock(mutex_);
-  TORCH_CHECK(!part_.join, "release_parameters cannot be used within join()");
+void ReleasedValues::start_up_to(size_t bucket) {
+  const State& state = states_[bucket];
+  while (state.where == Where::kAwayForForward) {
+    start_next_for_forward();
+  }
+  while (state.where == Where::kAwayForBackward) {
+    start_next();
+  }
+}
+
+void ReleasedValues::gather_rest_for_forward() {
+  while (start_next_for_forward()) {
+  }
+  for (const size_t b : forward_order_) {
+    wait(b);
+  }
+}
+
+void ReleasedValues::release_all() {
+  for (size_t b = 0; b < states_.size(); ++b) {
+    release(b);
+  }
+}
+
+/// Does what ranks that came to the end of this forward have done.
+void ReleasedValues::make_good_forward() {
   if (pass_ == Pass::kForward) {
-    finish_forward();
+    gather_rest_for_forward();
     release_all();
     pass_ = Pass::kBackward;
   }
+}
+
+void ReleasedValues::bring_back(size_t bucket) {
+  const std::lock_guard lock(mutex_);
+  if (is_away(bucket)) {
+    make_good_forward();
+    start_up_to(bucket);
+    wait(bucket);
+  }
+}
+
+void ReleasedValues::bring_back_all() {
+  const std::lock_guard lock(mutex_);
+  if (is_any_away()) {
+    make_good_forward();
+    gather_rest_for_forward();
+    start_all();
+    for (size_t b = 0; b < states_.size(); ++b) {
+      wait(b);
+    }
+  }
+}
+
+// What the model does.
+
+void ReleasedValues::begin_forward(bool is_training, bool by_block) {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(!part_.join, "release_parameters cannot be used within join()");
+  make_good_forward();
   if (pass_ == Pass::kBackward) {
-    finish_backward();
-    if (part_.on_reduced) {  // other ranks may have come further, and stepped
-      for (size_t b = 0; b < states_.size(); ++b) {
-        keep_away(b);
+    end_backward();
+    for (size_t b = 0; b < states_.size(); ++b) {
+      if (part_.on_reduced && is_trained(b)) {
+        keep_away(b);  // as ranks that came to the end of this backward have done
       }
     }
   }
   const bool is_releasing = is_training && at::GradMode::is_enabled();
-  if (!is_releasing) {
-    finish_forward();
+  if (!is_releasing || !by_block) {
+    gather_rest_for_forward();
   }
   pass_ = is_releasing ? Pass::kForward : Pass::kNone;
   bool has_copies = false;
@@ -256,28 +300,37 @@ void ReleasedValues::begin_forward(bool is_training) {
   }
 }
 
-/// Gathers what no block of this rank has asked for.
-void ReleasedValues::finish_forward() {
-  while (start_next_for_forward()) {
-  }
-  for (size_t b = states_.size(); b-- > 0;) {
-    if (states_[b].is_for_forward) {
-      wait(b);
-    }
-  }
-}
-
-void ReleasedValues::before_block(size_t block) {
+void ReleasedValues::start_block(size_t block) {
   const std::lock_guard lock(mutex_);
   if (is_in_backward()) {
-    before_backward_of(block);  // it runs again, for its activations
+    call_when_backward_ends();
+    for (const size_t b : buckets_of(block)) {
+      // What was stepped is needed no more, though the gradient of one more output has come.
+      if (states_[b].where == Where::kAwayForBackward) {
+        start_up_to(b);
+      }
+    }
+    start_next();
     return;
   }
-  const auto& buckets = buckets_of(block);
-  for (auto b = buckets.rbegin(); b != buckets.rend(); ++b) {
-    bring_back(*b);
+  for (const size_t b : buckets_of(block)) {
+    if (pass_ == Pass::kForward && states_[b].where == Where::kAwayForBackward) {
+      // It runs again. Ranks that have left out other blocks have yet to gather theirs.
+      while (start_next_for_forward()) {
+      }
+      start(b);
+      states_[b].uses += 1;
+    }
+    start_up_to(b);
   }
   start_next_for_forward();
+}
+
+void ReleasedValues::wait_for_block(size_t block) {
+  const std::lock_guard lock(mutex_);
+  for (const size_t b : buckets_of(block)) {
+    wait(b);
+  }
 }
 
 void ReleasedValues::after_block(size_t block) {
@@ -294,45 +347,32 @@ void ReleasedValues::after_block(size_t block) {
 
 void ReleasedValues::end_forward(bool releases) {
   const std::lock_guard lock(mutex_);
-  if (pass_ != Pass::kForward) {
-    return;
-  }
-  finish_forward();
   if (releases) {
-    release_all();
+    make_good_forward();
+  } else if (pass_ == Pass::kForward) {
+    gather_rest_for_forward();
+    pass_ = Pass::kNone;
   }
-  pass_ = releases ? Pass::kBackward : Pass::kNone;
 }
 
-void ReleasedValues::before_backward_of(size_t block) {
-  const std::lock_guard lock(mutex_);
-  if (!is_any_away()) {
+void ReleasedValues::call_when_backward_ends() {
+  if (pass_ != Pass::kBackward || std::exchange(awaits_end_of_backward_, true)) {
     return;
   }
-  if (!std::exchange(awaits_end_of_backward_, true)) {
-    torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
-      if (const auto values = self.lock()) {
-        const std::lock_guard lock(values->mutex_);
-        values->finish_backward();
-      }
-    });
-  }
-  for (const size_t b : buckets_of(block)) {
-    if (!states_[b].is_for_forward) {
-      bring_back(b);
+  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
+    if (const auto values = self.lock()) {
+      values->end_backward();
     }
-  }
-  start_next();
+  });
 }
 
-void ReleasedValues::finish_backward() {
+void ReleasedValues::end_backward() {
+  const std::lock_guard lock(mutex_);
   awaits_end_of_backward_ = false;
   pass_ = Pass::kNone;
   start_all();
   for (size_t b = 0; b < states_.size(); ++b) {
-    if (!states_[b].is_for_forward) {
-      wait(b);
-    }
+    wait(b);
   }
 }
 

@@ -63,6 +63,8 @@ class Group {
   /// Collective over this group: every rank calls it with the same list, and ranks that are not
   /// in the list get a group that only knows its size (its rank is -1).
   Group subgroup(const std::vector<int>& ranks) const;
+  /// A group of the same ranks, whose collectives do not wait for those of this one. Collective.
+  Group another() const;
 
   /// A key-value store of these ranks, apart from all others that were made so: for messages beside
   /// the collectives, from any thread. Ranks make them in the same order. Local.

@@ -42,8 +42,9 @@ struct DataParallelOptions {
   TORCH_ARG(bool, sync_models_at_startup) = true;
 
   // Performance
-  /// For the replicated mode; otherwise the OSS has set it.
-  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  /// How much is communicated together in the replicated mode; otherwise the OSS has set it. If not
+  /// given, see Note [Size of buckets] in shard/plan.h.
+  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   /// How many buckets may be under way at once. Each needs its own memory.
   TORCH_ARG(int, buckets_in_flight) = 2;
   /// The dtype in which gradients travel, for instance at::kBFloat16. Sums are taken in float32
@@ -130,18 +131,21 @@ class DataParallelBase {
     size_t number;
   };
 
-  bool releases() const;
   void tell_blocks();
   void find_parts();
+  bool overlaps_gather() const;
   void take_new_parameters(std::vector<std::shared_ptr<shard::FlatParameters>>& parts);
   bool follow_others();
   void sync_buffers(int root);
 
   comm::Group group_;
+  /// Where parameters are gathered while the next forward begins, its buffers do not wait for them.
+  std::optional<comm::Group> buffer_group_;
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<std::reference_wrapper<OssBase>> optimizers_;
   DataParallelOptions options_;
   std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
+  std::vector<std::shared_ptr<shard::ReleasedValues>> released_;
   std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::unique_ptr<shard::GradReducer> reducer_;
   size_t parameters_seen_ = 0;
@@ -149,6 +153,7 @@ class DataParallelBase {
   std::vector<const torch::nn::Module*> blocks_;
   std::unordered_map<const torch::nn::Module*, size_t> block_numbers_;
   size_t blocks_told_ = 0;
+  /// Whether the module has ever said that it is done with a block: then it always does.
   bool is_done_with_any_ = false;
 };
 

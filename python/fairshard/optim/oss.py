@@ -335,6 +335,7 @@ class OSS(torch.optim.Optimizer):
 
     def partition_parameters(self) -> list[list[dict]]:
         """For every rank its parameter groups, with the slices that it owns as ``params``."""
+        self.wait_for_parameters()
         result = []
         for rank in range(self._comm.size):
             groups = [{**group, "params": []} for group in self.param_groups]

@@ -211,6 +211,40 @@ TEST(ReleaseParameters, BlocksMayRunTwiceOrOnSomeRanksOnly) {
   });
 }
 
+TEST(ReleaseParameters, BlocksOfSeveralOptimizersMayRunOnSomeRanksOnly) {
+  launch_threads(2, [](Group group) {
+    const auto trained = [&](bool releases) {
+      Chain model;
+      std::vector<std::vector<at::Tensor>> parameters(2);
+      for (const auto& parameter : model->parameters()) {
+        parameters[parameter.dim() > 1 ? 0 : 1].push_back(parameter);
+      }
+      const auto oss = OssOptions()
+                           .bucket_bytes(50)
+                           .first_bucket_bytes(50)
+                           .release_parameters(releases)
+                           .step_in_backward(releases)
+                           .overlap_gather(releases);
+      OSS<torch::optim::AdamW> weights(group, parameters[0], AdamWOptions(1e-2), oss);
+      OSS<torch::optim::AdamW> others(group, parameters[1], AdamWOptions(1e-2), oss);
+      ShardedDataParallel<Chain> parallel(group, model, {weights, others},
+                                          DataParallelOptions().waits_by_block(true));
+      model->parallel = &parallel;
+      for (int step = 0; step < 6; ++step) {
+        const int left_out = step > 0 && group.rank() == step % 2 ? step % 3 + 1 : -1;
+        parallel.zero_grad();
+        loss_of(parallel.forward(input(group.rank(), step), left_out)).backward();
+        weights.step();
+        others.step();
+      }
+      weights.wait_for_parameters();
+      others.wait_for_parameters();
+      return values_of(*model);
+    };
+    require_same(trained(true), trained(false), true);
+  });
+}
+
 TEST(ReleaseParameters, RefusesJoin) {
   launch_threads(2, [](Group group) {
     auto model = make_model();

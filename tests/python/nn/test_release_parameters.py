@@ -180,20 +180,28 @@ def test_memory_is_gone_between_steps():
     run_ranks(2, _memory_between_steps)
 
 
-def _one_rank_reads(rank, world_size):
+def _groups(rank, world_size):
+    """A bucket of all biases, which every block needs, does not have all others gathered with it."""
     plain = trained_by_ddp(rank)
-    model, optimizer, parallel = made(step_in_backward=True, overlap_gather=True)
+    model = Blocks()
+    groups = [{"params": [p for p in model.parameters() if (p.ndim > 1) == has_rows]} for has_rows in (True, False)]
+    options = {"lr": 1e-2, "bucket_bytes": 1100, "release_parameters": True, "overlap_gather": True}
+    optimizer = OSS(groups, torch.optim.AdamW, step_in_backward=True, **options)
+    parallel = ShardedDataParallel(model, optimizer)
+    everything = resident(model)
+    seen = []
     for step in range(STEPS):
         backward(parallel, rank, step)
         optimizer.step()
-        if rank == step % 2:  # the other gathers in its forward, which is enough
-            parallel.state_dict()
+        if step == 0:
+            model.blocks[0].register_forward_hook(lambda *_: seen.append(resident(model)))
+    assert max(seen) < 0.7 * everything
     optimizer.wait_for_parameters()
-    check(model, plain, "one rank has read the parameters")
+    check(model, plain, "groups", is_exact=True)
 
 
-def test_a_rank_that_reads_gets_what_others_gather_for_themselves():
-    run_ranks(2, _one_rank_reads)
+def test_parameter_groups():
+    run_ranks(2, _groups)
 
 
 def _broken_off(rank, world_size):
@@ -208,7 +216,7 @@ def _broken_off(rank, world_size):
             model, optimizer, parallel = made(**setting)
             train(parallel, optimizer, rank)
             if is_broken:
-                for module in (model.last, model.blocks[1]):
+                for module in (model.last, model.blocks[1], model.last, model.blocks[1]):
                     hook = module.register_forward_pre_hook(fail) if rank == 0 else None
                     if hook is None:
                         parallel(inputs(rank, 0))
@@ -216,6 +224,8 @@ def _broken_off(rank, world_size):
                         with pytest.raises(ValueError, match="say"):
                             parallel(inputs(rank, 0))
                         hook.remove()
+                    if module is model.blocks[1]:
+                        parallel.state_dict()
             train(parallel, optimizer, rank)
             optimizer.wait_for_parameters()
             results.append(model)
@@ -276,6 +286,21 @@ def test_several_optimizers_one_after_another():
 
 
 def _refusals(rank, world_size):
+    for in_backward in (False, True):
+        model, optimizer, parallel = made(overlap_gather=True, step_in_backward=in_backward)
+        train(parallel, optimizer, rank)
+        loss = loss_of(parallel(inputs(rank, 0))["outputs"][0])
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        weight = model.blocks[1][0].weight
+        before, weight.data = weight.data, torch.zeros(16, 16)
+        with pytest.raises(RuntimeError, match=r"'blocks.1.0.weight' was given other data while it had no values"):
+            parallel(inputs(rank, 0))
+        weight.data = before
+        train(parallel, optimizer, rank)
+
     _, _optimizer, parallel = made()
     with pytest.raises(RuntimeError, match=r"release_parameters cannot be used within join"), parallel.join():
         backward(parallel, rank, 0)

@@ -21,7 +21,8 @@ class BlockHooks:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        self._called: set[nn.Module] = set()
+        #: In the order of their first calls.
+        self._called: dict[nn.Module, None] = {}
         #: Of those, what has returned no tensors, and what that was instead.
         self._opaque: dict[nn.Module, type] = {}
         self._needs: dict[nn.Module, list[tuple[Any, list[int]]]] | None = None
@@ -65,7 +66,7 @@ class BlockHooks:
         for part in self._parts:
             if part.released is None:
                 continue
-            modules = [module for module, needs in self._needs.items() if part in dict(needs)]
+            modules = [module for module in self._called if part in dict(self._needs.get(module, ()))]
             part.released.set_blocks([dict(self._needs[module])[part] for module in modules])
             for number, module in enumerate(modules):
                 self._blocks.setdefault(module, []).append((part.released, number))
@@ -81,15 +82,22 @@ class BlockHooks:
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if self._needs is None:
-            self._called.add(module)
+            self._called[module] = None
             return
         if module is self._root and not module.training:
             for part in self._parts:
                 part.wait_for_values()
-        for released, number in self._blocks.get(module, ()):
-            released.before_block(number)
+        self._bring(module)
         for part, numbers in self._needs.get(module, ()):
             part.wait_for(numbers)
+
+    def _bring(self, module: nn.Module) -> None:
+        """Has a module's parameters in place, before its forward or its backward."""
+        blocks = self._blocks.get(module, ())
+        for released, number in blocks:
+            released.start_block(number)
+        for released, number in blocks:
+            released.wait_for_block(number)
 
     def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
         is_known = self._needs is not None
@@ -99,13 +107,9 @@ class BlockHooks:
         if not tensors:
             self._opaque[module] = type(outputs)
 
-        def before_backward(_: torch.Tensor) -> None:
-            for released, number in self._blocks.get(module, ()):
-                released.before_backward_of(number)
-
         for tensor in tensors:
             if tensor.grad_fn is not None:
-                tensor.register_hook(before_backward)
+                tensor.register_hook(lambda _: self._bring(module))
         if is_known:
             self._check_is_followed(module)
             for released, number in self._blocks[module]:

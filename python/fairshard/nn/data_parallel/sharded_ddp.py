@@ -17,6 +17,8 @@ from fairshard.optim.oss import PART_ATTRIBUTE
 __all__ = ["ShardedDataParallel"]
 
 _Action = _shard.Join.Action
+#: What FairScale's scripts say, or leave out, who do not mean anything by it.
+_FAIRSCALE_BUFFER_SIZE = 2**23
 
 
 class ShardedDataParallel(nn.Module):
@@ -43,7 +45,8 @@ class ShardedDataParallel(nn.Module):
         process_group: the ranks (default: the world). Must be that of the OSS.
         broadcast_buffers: rank 0's buffers go to all ranks before a forward in training.
         sync_models_at_startup: rank 0's parameters and buffers go to all ranks now.
-        reduce_buffer_size: elements in a bucket where there is no OSS, which else decides it.
+        reduce_buffer_size: elements in a bucket where there is no OSS, which else decides it. FairScale's default
+            stands for the OSS's own: by the size of the model.
         auto_refresh_trainable: accepted; frozen and unfrozen parameters are always followed.
         reduce_fp16: the same as ``reduce_dtype=torch.float16``.
         warn_on_trainable_params_changed: accepted; changes cost nothing, so nothing is said.
@@ -59,7 +62,7 @@ class ShardedDataParallel(nn.Module):
         process_group: "dist.ProcessGroup | None" = None,
         broadcast_buffers: bool = True,
         sync_models_at_startup: bool = True,
-        reduce_buffer_size: int = 2**23,
+        reduce_buffer_size: int = _FAIRSCALE_BUFFER_SIZE,
         auto_refresh_trainable: bool = True,
         reduce_fp16: bool = False,
         warn_on_trainable_params_changed: bool = True,
@@ -73,8 +76,10 @@ class ShardedDataParallel(nn.Module):
             raise ValueError(f"mode is {mode!r}, but must be 'gradients' or 'optimizer'")
         self.module = module
         self._comm = comm.Group(process_group)
+        #: Where parameters are gathered while the next forward begins, its buffers do not wait for them.
+        self._buffer_comm: Any = self._comm
         self._broadcast_buffers = broadcast_buffers
-        self._bucket_bytes = 4 * reduce_buffer_size
+        self._bucket_bytes = None if reduce_buffer_size == _FAIRSCALE_BUFFER_SIZE else 4 * reduce_buffer_size
         self._mode = mode
         self._reduce_dtype = torch.float16 if reduce_fp16 else reduce_dtype
         self._named = list(module.named_parameters())
@@ -101,15 +106,15 @@ class ShardedDataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         self._find_parts()
-        for released in self._released:
-            released.begin_forward(self.training)
-        self._reducer.prepare()
         is_by_block = self._block_hooks is not None and self._block_hooks.are_assigned
+        for released in self._released:
+            released.begin_forward(self.module.training, is_by_block)
+        self._reducer.prepare()
         if not is_by_block:
             self._wait_for_parameters()
         if self._broadcast_buffers and self.training and self._sync and next(self.module.buffers(), None) is not None:
             root = self._join.announce(_Action.FORWARD).leader if self._join is not None else 0
-            comm.broadcast_all(self._comm, [*self.module.buffers()], root)
+            comm.broadcast_all(self._buffer_comm, [*self.module.buffers()], root)
         outputs = self.module(*inputs, **kwargs)
         if self._block_hooks is not None and not is_by_block:
             self._block_hooks.assign(self._places)
@@ -226,7 +231,7 @@ class ShardedDataParallel(nn.Module):
         if said.action == _Action.NOTHING:
             return False
         if said.action == _Action.FORWARD:
-            comm.broadcast_all(self._comm, [*self.module.buffers()], said.leader)
+            comm.broadcast_all(self._buffer_comm, [*self.module.buffers()], said.leader)
         elif said.action == _Action.REDUCE:
             self._reducer.reduce()
         else:
@@ -280,6 +285,8 @@ class ShardedDataParallel(nn.Module):
         self._places = places
         if self._block_hooks is not None:
             self._block_hooks.forget()
-        is_by_block = self._released or any(optimizer.overlap_gather for optimizer in self._optimizers())
-        if self._block_hooks is None and is_by_block:
+        is_overlapped = any(optimizer.overlap_gather for optimizer in self._optimizers())
+        if is_overlapped and self._buffer_comm is self._comm and next(self.module.buffers(), None) is not None:
+            self._buffer_comm = self._comm.another()
+        if self._block_hooks is None and (self._released or is_overlapped):
             self._block_hooks = BlockHooks(self.module)
