@@ -151,7 +151,9 @@ def released(model: nn.Module) -> Training:
 
 
 def released_overlap(model: nn.Module) -> Training:
-    return _sharded(model, step_in_backward=True, release_parameters=True, overlap_gather=True)
+    training = _sharded(model, step_in_backward=True, release_parameters=True, overlap_gather=True)
+    training.finish = lambda: None  # to bring all parameters back is no part of a step
+    return training
 
 
 def bf16_gradients(model: nn.Module) -> Training:
