@@ -88,8 +88,8 @@ void ReleasedValues::follow_plan() {
 
 /// Of a block that is not known yet nothing is ever away.
 const std::vector<size_t>& ReleasedValues::buckets_of(size_t block) const {
-  static const std::vector<size_t> kNone;
-  return block < buckets_of_.size() ? buckets_of_[block] : kNone;
+  static const std::vector<size_t> none;
+  return block < buckets_of_.size() ? buckets_of_[block] : none;
 }
 
 bool ReleasedValues::is_any_away() const {
