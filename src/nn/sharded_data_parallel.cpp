@@ -219,7 +219,11 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
     }
     bring_block(released_, place->second);
   }
-  for (const auto& parameter : block.parameters()) {
+  wait_for_values_of(block.parameters());
+}
+
+void DataParallelBase::wait_for_values_of(const std::vector<at::Tensor>& parameters) {
+  for (const auto& parameter : parameters) {
     const auto found = places_.find(parameter.unsafeGetTensorImpl());
     if (found != places_.end()) {
       found->second.part->wait_for_value(found->second.number);
@@ -228,6 +232,9 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
 }
 
 void DataParallelBase::before_forward() {
+  if (options_.waits_by_block()) {
+    wait_for_values_of(module_->parameters(/*recurse=*/false));  // of which no block is to tell
+  }
   for (const auto& values : released_) {
     values->begin_forward(module_->is_training());
   }

@@ -230,7 +230,11 @@ void ReleasedValues::start_up_to(size_t bucket) {
 void ReleasedValues::gather_rest_for_forward() {
   while (start_next_for_forward()) {
   }
-  for (const size_t b : forward_order_) {
+  wait_for_all_coming();
+}
+
+void ReleasedValues::wait_for_all_coming() {
+  for (size_t b = 0; b < states_.size(); ++b) {
     wait(b);
   }
 }
@@ -265,9 +269,7 @@ void ReleasedValues::bring_back_all() {
     make_good_forward();
     gather_rest_for_forward();
     start_all();
-    for (size_t b = 0; b < states_.size(); ++b) {
-      wait(b);
-    }
+    wait_for_all_coming();
   }
 }
 
@@ -371,9 +373,7 @@ void ReleasedValues::end_backward() {
   awaits_end_of_backward_ = false;
   pass_ = Pass::kNone;
   start_all();
-  for (size_t b = 0; b < states_.size(); ++b) {
-    wait(b);
-  }
+  wait_for_all_coming();
 }
 
 }  // namespace fairshard::shard

@@ -51,8 +51,8 @@ struct DataParallelOptions {
   /// over Gloo.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype);
   /// The module's forward calls wait_for() before each of its blocks, so that with
-  /// OssOptions::overlap_gather later blocks may still be on their way. A Sequential needs no such
-  /// help.
+  /// OssOptions::overlap_gather later blocks may still be on their way. The module's own parameters
+  /// are waited for anyway, and a Sequential needs no such help.
   TORCH_ARG(bool, waits_by_block) = false;
 };
 
@@ -132,6 +132,7 @@ class DataParallelBase {
   };
 
   void tell_blocks();
+  void wait_for_values_of(const std::vector<at::Tensor>& parameters);
   void find_parts();
   bool overlaps_gather() const;
   void take_new_parameters(std::vector<std::shared_ptr<shard::FlatParameters>>& parts);

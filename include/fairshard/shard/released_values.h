@@ -107,6 +107,7 @@ class ReleasedValues : public std::enable_shared_from_this<ReleasedValues> {
   void start_up_to(size_t bucket);
   bool start_next_for_forward();
   void wait(size_t bucket);
+  void wait_for_all_coming();
   void gather_rest_for_forward();
   void make_good_forward();
   void call_when_backward_ends();
