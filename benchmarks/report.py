@@ -116,16 +116,25 @@ class Report:
         return "\n".join(rows) + "\n"
 
     def _offload(self, name: str) -> str:
-        labels = {"device": "everything on the GPU", "ours": "**ours, OffloadModel**", "fsdp": "FSDP2, CPU offload"}
-        labels |= {"fairscale": "FairScale OffloadModel", "deepspeed": "DeepSpeed ZeRO-3 offload"}
+        labels = {
+            "device": "everything on the GPU",
+            "ours": "**ours, OffloadModel**",
+            "ours-least": "**ours, `prefetch=1`, `offload_activations`**",
+            "fsdp": "FSDP2, CPU offload",
+            "fairscale": "FairScale OffloadModel",
+            "deepspeed": "DeepSpeed ZeRO-3 offload",
+        }
         rows = ["| | ms/step | range | GPU memory, GB |", "| --- | --- | --- | --- |"]
+        bounds = []
         for found in self.results[name]["rows"]:
             for system, row in found["systems"].items():
-                cells = f"{row['ms']:.0f} | {_range(row['rounds_ms'])} | {row['device_gb']:.1f}"
+                cells = f"{row['ms']:.0f} | {_range(row['rounds_ms'])} | {row['device_gb']:.2f}"
                 rows.append(f"| {found['row']}: {labels[system]} | {cells} |")
+                if system == "ours":
+                    bounds.append(f"\n{found['row']}, last round of ours: {_bounds(row)}.\n")
             for system, reason in found["not_run"].items():
                 rows.append(f"| {found['row']}: {labels[system]} | not run: {reason.replace('|', '/')} | | |")
-        return "\n".join(rows) + "\n"
+        return "\n".join(rows) + "\n" + "".join(bounds)
 
     def _checkpoints(self, name: str) -> str:
         found = self.results[name]
@@ -198,6 +207,12 @@ def _bold(system) -> str:
 
 def _range(values: list[float]) -> str:
     return f"{min(values):.0f}-{max(values):.0f}"
+
+
+def _bounds(row: dict) -> str:
+    labels = {"compute": "compute", "link_in": "to the GPU", "link_out": "from it", "optimizer": "AdamW on the CPU"}
+    parts = ", ".join(f"{label} {row[f'{key}_ms']:.0f} ms" for key, label in labels.items())
+    return f"{parts}; the step takes {row['times_bound']:.2f} times the longest"
 
 
 def _phase(median: dict, phase: str) -> float:

@@ -57,10 +57,12 @@ std::vector<std::vector<size_t>> fill_buckets(const std::vector<Parameter>& para
   for (const size_t i : order) {
     const at::Tensor& tensor = parameters[i].tensor;
     const int64_t bytes = tensor.numel() * tensor.element_size();
-    const bool is_first = buckets.size() <= 1;
-    const int64_t limit = is_first ? std::min(first_bucket_bytes, bucket_bytes) : bucket_bytes;
+    const auto is_full = [&](const Open& some) {
+      return some.bytes + bytes > bucket_bytes ||
+             (some.bucket == 0 && some.bytes >= first_bucket_bytes);
+    };
     auto found = open.find(kind_of(parameters[i]));
-    if (found == open.end() || found->second.bytes + bytes > limit) {
+    if (found == open.end() || is_full(found->second)) {
       found = open.insert_or_assign(kind_of(parameters[i]), Open{buckets.size(), 0}).first;
       buckets.emplace_back();
     }

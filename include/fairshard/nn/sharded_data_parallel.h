@@ -42,9 +42,8 @@ struct DataParallelOptions {
   TORCH_ARG(bool, sync_models_at_startup) = true;
 
   // Performance
-  /// How much is communicated together in the replicated mode; otherwise the OSS has set it. If not
-  /// given, see Note [Size of buckets] in shard/plan.h.
-  TORCH_ARG(std::optional<int64_t>, bucket_bytes);
+  /// How much is communicated together in the replicated mode; otherwise the OSS has set it.
+  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
   /// How many buckets may be under way at once. Each needs its own memory.
   TORCH_ARG(int, buckets_in_flight) = 2;
   /// The dtype in which gradients travel, for instance at::kBFloat16. Sums are taken in float32

@@ -40,14 +40,15 @@ struct PlanOptions {
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   /// Whether small buckets matter more than long messages; see Note [Size of buckets].
   TORCH_ARG(bool, least_memory) = false;
-  /// The first bucket is smaller, so that communication starts early in backward.
+  /// The first bucket is closed as soon as it has so much: communication starts early in backward.
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
 };
 
 /// Note [Size of buckets]: a few buckets are in memory at a time, beside a rank's own share of the
 /// gradients, so they are to be small against the model; but messages are to be long against their
 /// latency. Unless told otherwise, a bucket is an eighth of the model, with at least 4 MiB for each
-/// rank and at most 25 MiB; for the least memory, a sixteenth, with at least 1 MiB.
+/// rank and at most 25 MiB; for the least memory, a sixteenth, with at least 1 MiB. Where a rank
+/// has all gradients anyway, small buckets would save nothing.
 
 /// Where a parameter lies in its bucket, in elements.
 struct Slot {

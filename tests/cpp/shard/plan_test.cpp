@@ -54,12 +54,23 @@ INSTANTIATE_TEST_SUITE_P(, PlanRanks, testing::Values(1, 2, 3, 8, 64));
 
 TEST(Plan, BucketsFollowBackwardAndTheFirstIsSmall) {
   const ShardPlan plan(parameters({100, 100, 100, 100, 100, 100}), 2,
-                       PlanOptions().bucket_bytes(1000).first_bucket_bytes(500));
+                       PlanOptions().bucket_bytes(1000).first_bucket_bytes(400));
   ASSERT_EQ(plan.buckets().size(), 4u);
   EXPECT_EQ(plan.bucket_of(5), 0u);
   EXPECT_EQ(plan.bucket_of(4), 1u);
   EXPECT_EQ(plan.bucket_of(3), 1u);
   EXPECT_EQ(plan.bucket_of(0), 3u);
+}
+
+TEST(Plan, TheFirstBucketTakesWhatItNeedsToReachItsSizeButNoMoreThanOthers) {
+  const auto first = [](int64_t reach) {
+    const ShardPlan plan(parameters({100, 200, 10, 10}), 2,
+                         PlanOptions().bucket_bytes(1000).first_bucket_bytes(reach));
+    return plan.buckets()[0].slots.size();
+  };
+  EXPECT_EQ(first(80), 2u);
+  EXPECT_EQ(first(81), 3u);
+  EXPECT_EQ(first(1 << 20), 3u);
 }
 
 TEST(Plan, KindsAreKeptApart) {

@@ -17,8 +17,6 @@ from fairshard.optim.oss import PART_ATTRIBUTE
 __all__ = ["ShardedDataParallel"]
 
 _Action = _shard.Join.Action
-#: What FairScale's scripts say, or leave out, who do not mean anything by it.
-_FAIRSCALE_BUFFER_SIZE = 2**23
 
 
 class ShardedDataParallel(nn.Module):
@@ -45,8 +43,8 @@ class ShardedDataParallel(nn.Module):
         process_group: the ranks (default: the world). Must be that of the OSS.
         broadcast_buffers: rank 0's buffers go to all ranks before a forward in training.
         sync_models_at_startup: rank 0's parameters and buffers go to all ranks now.
-        reduce_buffer_size: elements in a bucket where there is no OSS, which else decides it. FairScale's default
-            stands for the OSS's own: by the size of the model.
+        reduce_buffer_size: elements in a bucket where there is no OSS, which else decides it (default: 25 MiB of
+            float32).
         auto_refresh_trainable: accepted; frozen and unfrozen parameters are always followed.
         reduce_fp16: the same as ``reduce_dtype=torch.float16``.
         warn_on_trainable_params_changed: accepted; changes cost nothing, so nothing is said.
@@ -62,7 +60,7 @@ class ShardedDataParallel(nn.Module):
         process_group: "dist.ProcessGroup | None" = None,
         broadcast_buffers: bool = True,
         sync_models_at_startup: bool = True,
-        reduce_buffer_size: int = _FAIRSCALE_BUFFER_SIZE,
+        reduce_buffer_size: int = 25 * 2**18,
         auto_refresh_trainable: bool = True,
         reduce_fp16: bool = False,
         warn_on_trainable_params_changed: bool = True,
@@ -79,7 +77,7 @@ class ShardedDataParallel(nn.Module):
         #: Where parameters are gathered while the next forward begins, its buffers do not wait for them.
         self._buffer_comm: Any = self._comm
         self._broadcast_buffers = broadcast_buffers
-        self._bucket_bytes = None if reduce_buffer_size == _FAIRSCALE_BUFFER_SIZE else 4 * reduce_buffer_size
+        self._bucket_bytes = 4 * reduce_buffer_size
         self._mode = mode
         self._reduce_dtype = torch.float16 if reduce_fp16 else reduce_dtype
         self._named = list(module.named_parameters())
