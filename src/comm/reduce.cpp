@@ -1,5 +1,6 @@
 #include "reduce.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/maximum.h>
@@ -52,7 +53,7 @@ namespace {
 /// Short enough to stay in a core's own cache, and below the length from which ATen shares work
 /// among threads (it asks OpenMP, which gives every thread that asks a team of its own: beside the
 /// training's own there are no cores for another).
-constexpr int64_t kChunk = 1 << 14;
+constexpr int64_t kChunk = (1 << 15) - 64;
 
 /// Sums in the parts' own dtype.
 void reduce_plain(const at::Tensor& output, const std::vector<at::Tensor>& parts, int rank,
@@ -94,6 +95,8 @@ void reduce_widened(const at::Tensor& output, const std::vector<at::Tensor>& par
 
 void reduce_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& parts, int rank,
                           ReduceOp op) {
+  // Autograd has no part in this, and for pieces so short its detour costs as much as the sums.
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<at::Tensor> chunks(parts.size());
   for (int64_t begin = 0; begin < output.numel(); begin += kChunk) {
     const int64_t length = std::min(kChunk, output.numel() - begin);

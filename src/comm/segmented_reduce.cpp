@@ -12,10 +12,11 @@ namespace {
 /// So many segments are on their way from each peer.
 constexpr int64_t kDepth = 2;
 
-/// Long against a message's latency, but all that is on its way together is not to be much.
-int64_t segment_bytes(int ranks) {
-  constexpr int64_t kTogether = 4 << 20;
-  return std::clamp<int64_t>(kTogether / (kDepth * (ranks - 1)), 64 << 10, 512 << 10) & -64;
+/// Long against a message's latency, but all that is on its way together is not to be much, and
+/// less where ranks keep only what they own, to save memory.
+int64_t segment_bytes(int ranks, SegmentedReduce::Then then) {
+  const int64_t longest = then == SegmentedReduce::Then::kGather ? 1 << 20 : 512 << 10;
+  return std::clamp<int64_t>(8 * longest / (kDepth * (ranks - 1)), 64 << 10, longest) & -64;
 }
 
 }  // namespace
@@ -30,7 +31,8 @@ SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_
       inputs_(std::move(inputs)),
       then_(then),
       staging_(std::move(staging)),
-      segment_numel_(segment_bytes(call.size) / static_cast<int64_t>(c10::elementSize(call.dtype))),
+      segment_numel_(segment_bytes(call.size, then) /
+                     static_cast<int64_t>(c10::elementSize(call.dtype))),
       depth_(std::min(kDepth, segments(inputs_[call.rank]))),
       sends_(process_group_, call_),
       gathered_(process_group_, call_) {
