@@ -23,6 +23,7 @@ from systems import SYSTEMS
 HERE = Path(__file__).parent
 CPP_PROGRAM = HERE.parent / "build/bin/fairshard-bench-gpt"
 TIMEOUT_S = 300
+CLOSE = 1.12
 
 
 _FORKED = multiprocessing.get_context("forkserver")
@@ -43,6 +44,8 @@ class Work:
     steps: int
     warmup: int = 2
     rounds: int = 3
+    #: Of those systems that are CLOSE to the fastest then: machines are noisy, and here it matters.
+    more_rounds: int = 6
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,12 @@ def _wait_for_all(system: str, processes: list, logs: list[Path]) -> None:
 def compare(systems: Iterable[str], work: Work, place: Place) -> dict:
     """Figures for each system, and for each that has none the reason."""
     memory, runs, not_run = {}, {}, {}
-    rounds = range(-1, work.rounds)  # the first is for memory
+    rounds = range(-1, work.rounds + work.more_rounds)  # the first is for memory
     for number in rounds:
         # Every round begins with another one, so that none is always the first.
         order = [name for name in systems if name not in not_run]
+        if number >= work.rounds:
+            order = close_to_fastest({name: runs[name][: work.rounds] for name in order})
         start = max(number, 0) * 3 % max(len(order), 1)
         for name in order[start:] + order[:start]:
             try:
@@ -144,9 +149,18 @@ def compare(systems: Iterable[str], work: Work, place: Place) -> dict:
     return {"work": asdict(work), "systems": figures, "not_run": not_run}
 
 
+def close_to_fastest(runs: dict[str, list[list[dict]]]) -> list[str]:
+    times = {name: statistics.median(_times(some)) for name, some in runs.items()}
+    return [name for name in times if times[name] <= CLOSE * min(times.values())]
+
+
+def _times(runs: list[list[dict]]) -> list[float]:
+    """A round's milliseconds: the slowest rank's, since a step has ended when all have."""
+    return [1e3 * max(statistics.median(rank["times"]) for rank in ranks) for ranks in runs]
+
+
 def _summary(runs: list[list[dict]], memory_run: list[dict], place: Place) -> dict:
-    # The slowest rank's, since a step has ended when all have.
-    times = [1e3 * max(statistics.median(rank["times"]) for rank in ranks) for ranks in runs]
+    times = _times(runs)
     return {
         "ms": statistics.median(times),
         "rounds_ms": times,

@@ -217,17 +217,12 @@ void BucketFiller::put(const Parameter& parameter, size_t number, Fill& fill) {
               "' itself requires a gradient (create_graph), which cannot be reduced");
   ensure_flat(fill);
   at::Tensor view = part_of(fill).view_of(number, fill.flat);
-  if (is_sharded()) {
-    if (averages_after_sum(fill)) {
-      view.copy_(gradient);
-    } else {
-      at::mul_out(view, gradient, scale_);
-    }
-    parameter.tensor.mutable_grad() = at::Tensor();
+  if (!averages_after_sum(fill)) {
+    at::mul_out(view, gradient, scale_);
   } else if (gradient.const_data_ptr() != view.const_data_ptr()) {
     view.copy_(gradient);
-    parameter.tensor.mutable_grad() = view;
   }
+  parameter.tensor.mutable_grad() = is_sharded() ? at::Tensor() : view;
 }
 
 void BucketFiller::put_missing(Fill& fill) {
@@ -305,10 +300,11 @@ bool BucketFiller::can_reduce_within(const Fill& fill) const {
 
 void BucketFiller::start(Fill& fill) {
   const comm::Group& group = parts_[0]->group();
+  const auto op = averages_after_sum(fill) ? comm::ReduceOp::kAvg : comm::ReduceOp::kSum;
   if (!is_sharded()) {
     const bool is_cast = wire_dtype_of(fill) != fill.flat.scalar_type();
     const at::Tensor wire = is_cast ? fill.flat.to(wire_dtype_of(fill)) : fill.flat;
-    auto work = comm::all_reduce(group, wire, comm::ReduceOp::kAvg, label(fill));
+    auto work = comm::all_reduce(group, wire, op, label(fill));
     started_.push_back({&fill, fill.flat, is_cast ? wire : at::Tensor(), std::move(work)});
     return;
   }
@@ -323,7 +319,6 @@ void BucketFiller::start(Fill& fill) {
   const at::Tensor own = part_of(fill).gradient_range(fill.bucket);
   const bool adds = part_of(fill).has_gradients(fill.bucket);
   const at::Tensor arrival = adds ? at::empty_like(own) : own;
-  const auto op = averages_after_sum(fill) ? comm::ReduceOp::kAvg : comm::ReduceOp::kSum;
   auto work =
       comm::reduce_scatter(group, arrival, fill.flat, op, label(fill), layout_of(fill).bounds);
   started_.push_back({&fill, std::exchange(fill.flat, at::Tensor()), adds ? arrival : at::Tensor(),

@@ -37,6 +37,16 @@ def test_another_loss_of_ours_is_an_error(benchmarks):
         _check_losses(figures, {})
 
 
+def test_who_comes_close_to_the_fastest_runs_on(benchmarks):
+    from harness import close_to_fastest
+
+    def runs(*rounds):
+        return [[{"times": [ms / 1e3]}, {"times": [1e-6]}] for ms in rounds]
+
+    found = close_to_fastest({"a": runs(100, 900, 100), "b": runs(111, 111, 50), "c": runs(113, 100, 113)})
+    assert found == ["a", "b"]
+
+
 def test_the_page_says_what_the_results_say():
     subprocess.run([sys.executable, BENCHMARKS / "report.py", "--check"], check=True)
 
