@@ -93,7 +93,7 @@ class Report:
         bound = 3 * weights / ranks + besides
         sent = 2 * weights * (ranks - 1) / ranks
         return (
-            f"{weights / 4e6:.1f}M parameters, {ranks} ranks, {work['rounds']} rounds of {work['steps']} "
+            f"{weights / 4e6:.1f}M parameters, {ranks} ranks, {_rounds(work)} of {work['steps']} "
             f"steps. The least for sharded gradients and states: (gradients + states)/N + what one rank alone needs "
             f"besides = {bound / 1e6:.0f} MB without any bucket; 2 x weights x (N-1)/N = {sent / 1e6:.1f} MB sent."
         )
@@ -207,6 +207,12 @@ def _bold(system) -> str:
 
 def _range(values: list[float]) -> str:
     return f"{min(values):.0f}-{max(values):.0f}"
+
+
+def _rounds(work: dict) -> str:
+    more = work.get("more_rounds", 0)
+    others = f" ({work['rounds'] + more} for those close to the fastest)" if more else ""
+    return f"{work['rounds']} rounds{others}"
 
 
 def _bounds(row: dict) -> str:

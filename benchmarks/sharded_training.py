@@ -3,11 +3,11 @@
     python benchmarks/sharded_training.py --rows 10m-2 conv-2
     python benchmarks/sharded_training.py --rows 10m-2 --systems ddp gradients --rounds 1    # to try something
 
-Every system runs in fresh processes, in turn, for three rounds, and those that come close to the fastest for six more.
-A step's time is the median over a run's steps, on the slowest rank; the figure is the median over the rounds, and counts
-only if the final loss agrees with the others'. Memory is the peak of resident memory over the bare model, in a run of
-its own in which freed blocks go back to the system at once. Bytes are those that the network interface counted. One file
-of results for each row.
+Every system runs in fresh processes, in turn, for three rounds; with --full, those that come close to the fastest for six
+more. A step's time is the median over a run's steps, on the slowest rank; the figure is the median over the rounds, and
+counts only if the final loss agrees with the others'. Memory is the peak of resident memory over the bare model, in a run
+of its own in which freed blocks go back to the system at once. Bytes are those that the network interface counted. One
+file of results for each row.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def printed(figures: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", choices=ROWS, help="only these")
-    parser.add_argument("--full", action="store_true", help="every row, and of each row every system")
+    parser.add_argument("--full", action="store_true", help="every row, every system, more rounds")
     parser.add_argument("--systems", nargs="*", choices=SYSTEMS, help="only these")
     parser.add_argument("--write", action="store_true", help="results, though not of all of the row's systems")
     for name in ("rounds", "steps", "batch"):
@@ -107,12 +107,11 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that networks are taken away
     changes = {key: value for key in ("rounds", "steps", "batch") if (value := getattr(options, key))}
-    if options.rounds:
-        changes["more_rounds"] = 0
+    more = {} if options.full and not options.rounds else {"more_rounds": 0}
     for name in options.rows or (FULL if options.full else MAIN):
         row = ROWS[name]
         systems = options.systems or [s for s in row.systems if options.full or s not in row.long]
-        row = Row(dataclasses.replace(row.work, **changes), systems, row.link)
+        row = Row(dataclasses.replace(row.work, **changes, **more), systems, row.link)
         figures = measure(name, row)
         print(f"{name}\n{printed(figures)}", flush=True)
         if not changes and (not options.systems or options.write) and name != "tiny-2":

@@ -219,21 +219,31 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
     }
     bring_block(released_, place->second);
   }
-  wait_for_values_of(block.parameters());
+  for (const auto& parameter : block.parameters()) {
+    of_blocks_.insert(parameter.unsafeGetTensorImpl());
+    wait_for_value_of(parameter);
+  }
 }
 
-void DataParallelBase::wait_for_values_of(const std::vector<at::Tensor>& parameters) {
-  for (const auto& parameter : parameters) {
-    const auto found = places_.find(parameter.unsafeGetTensorImpl());
-    if (found != places_.end()) {
-      found->second.part->wait_for_value(found->second.number);
+void DataParallelBase::wait_for_value_of(const at::Tensor& parameter) {
+  const auto found = places_.find(parameter.unsafeGetTensorImpl());
+  if (found != places_.end()) {
+    found->second.part->wait_for_value(found->second.number);
+  }
+}
+
+/// Forward will wait for the others block by block.
+void DataParallelBase::wait_for_what_is_in_no_block() {
+  for (const auto& parameter : module_->parameters()) {
+    if (of_blocks_.count(parameter.unsafeGetTensorImpl()) == 0) {
+      wait_for_value_of(parameter);
     }
   }
 }
 
 void DataParallelBase::before_forward() {
   if (options_.waits_by_block()) {
-    wait_for_values_of(module_->parameters(/*recurse=*/false));  // of which no block is to tell
+    wait_for_what_is_in_no_block();
   }
   for (const auto& values : released_) {
     values->begin_forward(module_->is_training());

@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
@@ -91,7 +90,7 @@ void BucketFiller::take(ParameterId id) {
               "' got two gradients in one backward");
   put(parameter, id.number, fill);
   fill.is_taken[slot] = true;
-  is_used_[id.part][id.number] = true;
+  used_.add(id);
   --fill.missing;
   if (!is_order_known_) {
     arrivals_.push_back(id);
@@ -101,9 +100,8 @@ void BucketFiller::take(ParameterId id) {
 
 void BucketFiller::begin() {
   announce();
-  is_used_.clear();
+  used_ = UsedParameters(parts_);
   for (const auto& part : parts_) {
-    is_used_.emplace_back(part->parameters().size());
     if (is_sharded()) {
       part->begin_backward();
     }
@@ -236,7 +234,7 @@ void BucketFiller::put_missing(Fill& fill) {
     if (parameter.tensor.grad().defined()) {
       // Set by hand, or left by backwards that were not reduced (or, replicated, that were).
       put(parameter, slots[i].parameter, fill);
-      is_used_[fill.part][slots[i].parameter] = true;
+      used_.add({fill.part, slots[i].parameter});
     } else {
       fill.flat.narrow(0, slots[i].offset, slots[i].numel).zero_();
     }
@@ -252,26 +250,6 @@ void BucketFiller::start_ready() {
   }
 }
 
-void BucketFiller::start_agreement(Fill& fill) {
-  const auto& slots = layout_of(fill).slots;
-  fill.used = at::zeros({static_cast<int64_t>(slots.size())}, at::kByte);
-  auto* const flags = fill.used.mutable_data_ptr<uint8_t>();
-  for (size_t i = 0; i < slots.size(); ++i) {
-    flags[i] = is_used_[fill.part][slots[i].parameter] ? 1 : 0;
-  }
-  fill.agreement = comm::all_reduce(parts_[0]->group(), fill.used, comm::ReduceOp::kMax,
-                                    "used parameters of " + label(fill));
-}
-
-void BucketFiller::finish_agreement(Fill& fill) {
-  wait(fill.agreement);
-  const auto& slots = layout_of(fill).slots;
-  const auto* const flags = fill.used.const_data_ptr<uint8_t>();
-  for (size_t i = 0; i < slots.size(); ++i) {
-    is_used_[fill.part][slots[i].parameter] = flags[i] != 0;
-  }
-}
-
 /// See Note [Steps in backward] in grad_reducer.h.
 void BucketFiller::step_before(size_t place) {
   for (; next_to_step_ < place; ++next_to_step_) {
@@ -282,8 +260,9 @@ void BucketFiller::step_before(size_t place) {
     while (!started_.empty() && started_.front().fill <= &fill) {
       finish_oldest();
     }
-    finish_agreement(fill);
-    part_of(fill).deliver(fill.bucket, is_used_[fill.part]);
+    wait(fill.agreement.work);
+    used_.take(fill.agreement, fill.part, layout_of(fill));
+    part_of(fill).deliver(fill.bucket, used_.of(fill.part));
     part_of(fill).step_bucket(fill.bucket);
     if (fill.reduced.defined()) {
       pool_.give_back(std::exchange(fill.reduced, at::Tensor()));
@@ -324,7 +303,8 @@ void BucketFiller::start(Fill& fill) {
   started_.push_back({&fill, std::exchange(fill.flat, at::Tensor()), adds ? arrival : at::Tensor(),
                       std::move(work)});
   if (is_stepped_in_backward(fill)) {
-    start_agreement(fill);
+    fill.agreement = used_.start_agreement(group, fill.part, layout_of(fill),
+                                           "used parameters of " + label(fill));
   }
 }
 
@@ -401,11 +381,11 @@ void BucketFiller::deliver() {
       continue;
     }
     if (is_sharded()) {
-      part_of(fill).deliver(fill.bucket, is_used_[fill.part]);
+      part_of(fill).deliver(fill.bucket, used_.of(fill.part));
       continue;
     }
     for (const Slot& slot : layout_of(fill).slots) {
-      if (is_used_[fill.part][slot.parameter]) {
+      if (used_.has({fill.part, slot.parameter})) {
         part_of(fill).parameters()[slot.parameter].tensor.mutable_grad() =
             part_of(fill).view_of(slot.parameter, fill.replicated);
       }
@@ -415,62 +395,24 @@ void BucketFiller::deliver() {
 
 void BucketFiller::agree_on_used() {
   // See Note [Unused parameters] in grad_reducer.h.
-  if (std::none_of(fills_.begin(), fills_.end(), [&](const Fill& fill) {
-        return fill.is_active && !is_stepped_in_backward(fill);
-      })) {
-    return;
-  }
-  int64_t count = 0;
-  for (const auto& used : is_used_) {
-    count += static_cast<int64_t>(used.size());
-  }
-  const at::Tensor flags = at::zeros({count}, at::kByte);
-  auto* const bytes = flags.mutable_data_ptr<uint8_t>();
-  auto* target = bytes;
-  for (const auto& used : is_used_) {
-    target = std::copy(used.begin(), used.end(), target);
-  }
-  comm::all_reduce(parts_[0]->group(), flags, comm::ReduceOp::kMax, "used parameters").wait();
-  const auto* source = bytes;
-  for (auto& used : is_used_) {
-    std::copy(source, source + used.size(), used.begin());
-    source += used.size();
+  const bool is_for_any = std::any_of(fills_.begin(), fills_.end(), [&](const Fill& fill) {
+    return fill.is_active && !is_stepped_in_backward(fill);
+  });
+  if (is_for_any) {
+    used_.agree(parts_[0]->group());
   }
 }
 
 void BucketFiller::learn_order() {
-  // See Note [Order of buckets] in grad_reducer.h. Rank 0's positions, from 1 on, and 0 for what
-  // did not come; then, for each part, whether any rank has state that depends on its plan.
-  std::vector<size_t> first(parts_.size() + 1);
+  // See Note [Order of buckets] in grad_reducer.h.
+  const ArrivalOrder arrival = agree_on_order(parts_, arrivals_);
   for (size_t p = 0; p < parts_.size(); ++p) {
-    first[p + 1] = first[p] + parts_[p]->parameters().size();
-  }
-  const auto total = static_cast<int64_t>(first.back() + parts_.size());
-  const at::Tensor words = at::zeros({total}, at::kLong);
-  auto* const positions = words.mutable_data_ptr<int64_t>();
-  if (parts_[0]->group().rank() == 0) {
-    for (size_t i = 0; i < arrivals_.size(); ++i) {
-      positions[first[arrivals_[i].part] + arrivals_[i].number] = static_cast<int64_t>(i) + 1;
-    }
-  }
-  for (size_t p = 0; p < parts_.size(); ++p) {
-    positions[first.back() + p] = parts_[p]->is_settled() ? 1 : 0;
-  }
-  comm::all_reduce(parts_[0]->group(), words, comm::ReduceOp::kMax, "order of gradients").wait();
-  for (size_t i = 0; i < first.back(); ++i) {
-    if (positions[i] == 0) {
-      // After all that came, the last of them first.
-      positions[i] = static_cast<int64_t>(2 * first.back() - i);
-    }
-  }
-
-  for (size_t p = 0; p < parts_.size(); ++p) {
-    std::vector<size_t> order(parts_[p]->parameters().size());
+    const auto& positions = arrival.positions[p];
+    std::vector<size_t> order(positions.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return positions[first[p] + a] < positions[first[p] + b];
-    });
-    if (positions[first.back() + p] == 0 && order != parts_[p]->plan().order()) {
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return positions[a] < positions[b]; });
+    if (!arrival.is_settled[p] && order != parts_[p]->plan().order()) {
       parts_[p]->reorder(order);
     }
   }
@@ -479,7 +421,7 @@ void BucketFiller::learn_order() {
   const auto last = [&](const Fill& fill) {
     int64_t result = 0;
     for (const Slot& slot : layout_of(fill).slots) {
-      result = std::max(result, positions[first[fill.part] + slot.parameter]);
+      result = std::max(result, arrival.positions[fill.part][slot.parameter]);
     }
     return result;
   };

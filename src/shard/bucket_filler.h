@@ -1,7 +1,9 @@
 #pragma once
 // One backward's view of the buckets: which gradients have come, and what is under way.
 
+#include "arrival_order.h"
 #include "bucket_pool.h"
+#include "used_parameters.h"
 #include <fairshard/shard/grad_reducer.h>
 
 #include <deque>
@@ -10,12 +12,6 @@
 #include <vector>
 
 namespace fairshard::shard {
-
-/// A parameter by its part and its number there.
-struct ParameterId {
-  size_t part;
-  size_t number;
-};
 
 class BucketFiller {
  public:
@@ -45,9 +41,7 @@ class BucketFiller {
     /// Its flat memory, of which this rank's range has the reduced gradients until they are
     /// stepped.
     at::Tensor reduced;
-    /// For each slot, whether any rank had a gradient, and what brings that about.
-    at::Tensor used;
-    comm::Work agreement;
+    UsedParameters::Agreement agreement;
   };
   struct Started {
     Fill* fill;
@@ -68,11 +62,9 @@ class BucketFiller {
   void start_ready();
   void start(Fill& fill);
   bool can_reduce_within(const Fill& fill) const;
-  void start_agreement(Fill& fill);
   void finish_oldest();
   void wait(comm::Work& work);
   void step_before(size_t place);
-  void finish_agreement(Fill& fill);
   void deliver();
   void agree_on_used();
   void learn_order();
@@ -97,8 +89,7 @@ class BucketFiller {
   std::vector<Fill> fills_;
   /// For each part and bucket, its place in fills_.
   std::vector<std::vector<size_t>> places_;
-  /// For each part and parameter, whether it had a gradient; in the end, on any rank.
-  std::vector<std::vector<bool>> is_used_;
+  UsedParameters used_;
   /// Parameters as their gradients came, until the order is known.
   std::vector<ParameterId> arrivals_;
   bool is_order_known_ = false;

@@ -15,6 +15,7 @@
 #include <optional>
 #include <type_traits>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -50,8 +51,8 @@ struct DataParallelOptions {
   /// over Gloo.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype);
   /// The module's forward calls wait_for() before each of its blocks, so that with
-  /// OssOptions::overlap_gather later blocks may still be on their way. The module's own parameters
-  /// are waited for anyway, and a Sequential needs no such help.
+  /// OssOptions::overlap_gather later blocks may still be on their way. Parameters of no block are
+  /// waited for anyway, and a Sequential needs no such help.
   TORCH_ARG(bool, waits_by_block) = false;
 };
 
@@ -131,7 +132,8 @@ class DataParallelBase {
   };
 
   void tell_blocks();
-  void wait_for_values_of(const std::vector<at::Tensor>& parameters);
+  void wait_for_value_of(const at::Tensor& parameter);
+  void wait_for_what_is_in_no_block();
   void find_parts();
   bool overlaps_gather() const;
   void take_new_parameters(std::vector<std::shared_ptr<shard::FlatParameters>>& parts);
@@ -152,6 +154,8 @@ class DataParallelBase {
   /// In the order in which forwards waited for them first, and how many the released values know.
   std::vector<const torch::nn::Module*> blocks_;
   std::unordered_map<const torch::nn::Module*, size_t> block_numbers_;
+  /// The parameters of blocks that forwards have waited for.
+  std::unordered_set<const c10::TensorImpl*> of_blocks_;
   size_t blocks_told_ = 0;
   /// Whether the module has ever said that it is done with a block: then it always does.
   bool is_done_with_any_ = false;

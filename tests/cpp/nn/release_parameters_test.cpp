@@ -143,7 +143,8 @@ struct ChainImpl : torch::nn::Module {
       blocks->push_back(torch::nn::Linear(10, 10));
     }
     register_module("blocks", blocks);
-    scale = register_parameter("scale", torch::ones({10}));  // of no block
+    scale = register_parameter("scale", torch::ones({10}));  // of no block, like the head's
+    register_module("head", head);
     const at::NoGradGuard no_grad;
     auto generator = at::detail::createCPUGenerator(3);  // ranks are threads and share torch's own
     for (const auto& parameter : parameters()) {
@@ -165,9 +166,10 @@ struct ChainImpl : torch::nn::Module {
       }
       x = x + output.tanh() * scale;
     }
-    return x;
+    return head->forward(x);
   }
   torch::nn::ModuleList blocks;
+  torch::nn::Linear head{10, 10};
   at::Tensor scale;
   DataParallelBase* parallel = nullptr;
 };

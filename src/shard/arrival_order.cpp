@@ -1,0 +1,43 @@
+#include "arrival_order.h"
+
+#include <fairshard/comm/collectives.h>
+
+#include <ATen/ops/zeros.h>
+
+namespace fairshard::shard {
+
+ArrivalOrder agree_on_order(const std::vector<std::shared_ptr<FlatParameters>>& parts,
+                            const std::vector<ParameterId>& arrivals) {
+  const comm::Group& group = parts[0]->group();
+  std::vector<size_t> first(parts.size() + 1);
+  for (size_t p = 0; p < parts.size(); ++p) {
+    first[p + 1] = first[p] + parts[p]->parameters().size();
+  }
+  // Positions from 1 on, and 0 for what did not come; then, for each part, whether it is settled.
+  const size_t count = first.back();
+  const at::Tensor words = at::zeros({static_cast<int64_t>(count + parts.size())}, at::kLong);
+  auto* const positions = words.mutable_data_ptr<int64_t>();
+  if (group.rank() == 0) {
+    for (size_t i = 0; i < arrivals.size(); ++i) {
+      positions[first[arrivals[i].part] + arrivals[i].number] = static_cast<int64_t>(i) + 1;
+    }
+  }
+  for (size_t p = 0; p < parts.size(); ++p) {
+    positions[count + p] = parts[p]->is_settled() ? 1 : 0;
+  }
+  comm::all_reduce(group, words, comm::ReduceOp::kMax, "order of gradients").wait();
+
+  for (size_t i = 0; i < count; ++i) {
+    if (positions[i] == 0) {
+      positions[i] = static_cast<int64_t>(2 * count - i);
+    }
+  }
+  ArrivalOrder order;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    order.positions.emplace_back(positions + first[p], positions + first[p + 1]);
+    order.is_settled.push_back(positions[count + p] != 0);
+  }
+  return order;
+}
+
+}  // namespace fairshard::shard

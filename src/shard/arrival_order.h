@@ -1,0 +1,30 @@
+#pragma once
+// The order in which gradients come, on which all ranks agree.
+
+#include <fairshard/shard/flat_parameters.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace fairshard::shard {
+
+/// A parameter by its part and its number there.
+struct ParameterId {
+  size_t part;
+  size_t number;
+};
+
+struct ArrivalOrder {
+  /// For each part and parameter, its place among all. What did not come stands after all that
+  /// came, the last of it first.
+  std::vector<std::vector<int64_t>> positions;
+  /// For each part, whether any rank has state that depends on its plan.
+  std::vector<bool> is_settled;
+};
+
+/// Rank 0's order, from what came there in one backward. Collective.
+ArrivalOrder agree_on_order(const std::vector<std::shared_ptr<FlatParameters>>& parts,
+                            const std::vector<ParameterId>& arrivals);
+
+}  // namespace fairshard::shard
