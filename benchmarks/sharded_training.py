@@ -3,11 +3,11 @@
     python benchmarks/sharded_training.py --rows 10m-2 conv-2
     python benchmarks/sharded_training.py --rows 10m-2 --systems ddp gradients --rounds 1    # to try something
 
-Every system runs in fresh processes, in turn, for three rounds; with --full, those that come close to the fastest for six
-more. A step's time is the median over a run's steps, on the slowest rank; the figure is the median over the rounds, and
-counts only if the final loss agrees with the others'. Memory is the peak of resident memory over the bare model, in a run
-of its own in which freed blocks go back to the system at once. Bytes are those that the network interface counted. One
-file of results for each row.
+Every system runs in fresh processes, in turn, for three rounds; with --full, those that come close to the fastest run
+for six more. A step's time is the median over a run's steps, on the slowest rank; the figure is the median over the
+rounds, and counts only if the final loss agrees with the others'. Memory is the peak of resident memory over the bare
+model, in a run of its own in which freed blocks go back to the system at once. Bytes are those that the network
+interface counted. One file of results for each row.
 """
 
 import argparse
