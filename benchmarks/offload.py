@@ -52,6 +52,10 @@ def make_model(layers: int, width: int) -> nn.Sequential:
     return model
 
 
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target * 0.5).float().square().mean()
+
+
 def measure(step, device: torch.device, steps: int) -> float:
     """Seconds a step, the best of several."""
     best = math.inf
@@ -125,8 +129,8 @@ def run_row(name: str, options: argparse.Namespace, device: torch.device) -> dic
     losses = []
 
     def step(count: int = batch, tokens: int = length) -> None:
-        output = offload(target[:count, :tokens])
-        loss = (output - target[:count, :tokens] * 0.5).float().square().mean()
+        some = target[:count, :tokens]
+        loss = loss_of(offload(some), some)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from offload import LENGTH, ROWS, link_rate, make_model, measure, run_row
+from offload import LENGTH, ROWS, link_rate, loss_of, make_model, measure, run_row
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -119,10 +119,6 @@ SYSTEMS = {"device": on_device, "fsdp": fsdp, "fairscale": fairscale, "deepspeed
 OURS = {"ours": (2, False), "ours-least": (1, True)}
 # Has no bfloat16 of its own: weights and what goes from block to block stay in float32, and so the loss is another.
 IN_AUTOCAST = ("fairscale",)
-
-
-def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output - target * 0.5).float().square().mean()
 
 
 def plain_loss(model: nn.Sequential, target: torch.Tensor) -> float:
