@@ -117,16 +117,6 @@ def deepspeed(model: nn.Sequential) -> tuple:
 SYSTEMS = {"device": on_device, "fsdp": fsdp, "fairscale": fairscale, "deepspeed": deepspeed}
 # Slices that are fetched ahead, and whether activations leave the device.
 OURS = {"ours": (2, False), "ours-least": (1, True)}
-# Has no bfloat16 of its own: weights and what goes from block to block stay in float32, and so the loss is another.
-IN_AUTOCAST = ("fairscale",)
-
-
-def plain_loss(model: nn.Sequential, target: torch.Tensor) -> float:
-    """The first loss in autocast, of the model alone on the device."""
-    with torch.no_grad():
-        loss = loss_of(in_autocast(model.to(DEVICE))(target), target).item()
-    model.cpu()
-    return loss
 
 
 def train(system: str, row: str, steps: int) -> dict:
@@ -136,7 +126,6 @@ def train(system: str, row: str, steps: int) -> dict:
     model = make_model(layers, width)
     elements = sum(parameter.numel() for parameter in model.parameters())
     target = torch.randn(batch, length, width, device=DEVICE, dtype=torch.bfloat16)
-    expected = {"expected_loss": plain_loss(model, target)} if system in IN_AUTOCAST else {}
     forward, backward, step = SYSTEMS[system](model)
     losses = []
 
@@ -157,7 +146,6 @@ def train(system: str, row: str, steps: int) -> dict:
         "device_gb": peak / 1e9,
         "parameters": elements,
         "first_loss": first_loss,
-        **expected,
         "losses": [x.item() for x in losses],
     }
 

@@ -39,8 +39,8 @@ class Row:
 _10M = Work("10m", ranks=2, batch=4, steps=6)
 _60M = Work("60m", ranks=2, batch=2, steps=4)
 _CONV = Work("conv", ranks=2, batch=4, steps=6)
-_LINK = ["ddp", "ddp+zero", "fairscale-sharded", "fsdp", "replicated", "gradients", "overlap", "in-backward"]
-_LINK += ["bf16-wire", "bf16-overlap", "bf16-in-backward"]
+_LINK = [*TORCH, "fairscale-sharded", "fsdp", "fsdp-reshard", "replicated", "gradients", "overlap", "in-backward"]
+_LINK += ["released-overlap", "bf16-wire", "bf16-overlap", "bf16-in-backward"]
 _SLOW = ("fairscale-ddp", "deepspeed-1", "optimizer", "cpp-replicated", "cpp-optimizer")
 _SLOWER = (*_SLOW, "fsdp", "deepspeed-2", "replicated", "overlap")
 _SLOWEST = (*_SLOWER, "ddp+zero", "fairscale-sharded", *CPP, *NARROW)
