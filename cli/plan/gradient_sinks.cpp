@@ -10,6 +10,9 @@ constexpr size_t kBucketsInFlight = 2;
 constexpr int64_t kElementBytes = 4;
 /// See comm/: smaller all-reduces send everything to everybody.
 constexpr int64_t kOneRoundBytes = 64 << 10;
+/// See Note [Segments] there: of long parts, so much is on its way from each of a few peers.
+constexpr int64_t kSegmentBytes = 512 << 10;
+constexpr int64_t kMostSegments = 8;
 
 }  // namespace
 
@@ -69,7 +72,9 @@ void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
 void ReducingSink::start(size_t bucket) {
   const bool is_one_round = !is_sharded_ && bytes_of(bucket) <= kOneRoundBytes;
   const int64_t part = is_one_round ? bytes_of(bucket) : bytes_of(bucket) / plan_->ranks();
-  const int64_t received = (plan_->ranks() - 1) * part;
+  const int64_t peers = plan_->ranks() - 1;
+  const int64_t segment = is_sharded_ ? kSegmentBytes : 2 * kSegmentBytes;
+  const int64_t received = std::min(peers * part, std::min(2 * peers, kMostSegments) * segment);
   ledger_.take(received);
   started_.push_back({pooled_[bucket], received});
 }

@@ -1,5 +1,8 @@
 #include "layout.h"
 
+#include "../buckets.h"
+#include <fairshard/nn/sharded_data_parallel.h>
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -9,10 +12,6 @@ namespace fairshard::cli::planning {
 namespace {
 
 constexpr int64_t kFloat = 4;
-
-// As the trainer chooses them (cli/train/optimizers.cpp).
-constexpr int64_t kSmallBucketBytes = int64_t{256} << 10;
-constexpr int64_t kLargeModelBytes = int64_t{64} << 20;
 
 // As page/ chooses them: one slice computes, one is on its way, the gradients of one leave.
 constexpr int64_t kPageAlignment = 256;
@@ -44,12 +43,11 @@ shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int r
   for (size_t i = 0; i < tensors.size(); ++i) {
     parameters.push_back({model.parameters[i].name, tensors[i]});
   }
-  const bool is_small = model.parameter_count() * kFloat < kLargeModelBytes;
-  auto options = shard::PlanOptions().first_bucket_bytes(kSmallBucketBytes);
-  if (is_small || sharding == Sharding::kNone) {
-    options.bucket_bytes(kSmallBucketBytes);
+  auto bytes = bucket_bytes(model.parameter_count() * kFloat);
+  if (!bytes && sharding == Sharding::kNone) {
+    bytes = DataParallelOptions().bucket_bytes();
   }
-  return {parameters, ranks, options, order};
+  return {parameters, ranks, shard::PlanOptions().bucket_bytes(bytes), order};
 }
 
 PageLayout page_layout(const ModelShape& model, int64_t slices) {

@@ -13,7 +13,7 @@ class DataParallelStrategy final : public Strategy {
       : group_(group),
         mode_(mode_of(options)),
         optimizer_(make_optimizer(group, model, options)),
-        parallel_(group, model, sharded(*optimizer_), parallel_options(mode_)) {}
+        parallel_(group, model, sharded(*optimizer_), parallel_options(mode_, model)) {}
 
   at::Tensor forward(const at::Tensor& tokens) override { return parallel_.forward(tokens); }
 

@@ -52,7 +52,7 @@ class OffloadStrategy final : public Strategy {
         paged_(model, offload_options(options, device)),
         optimizer_(make_optimizer(group, model, alone(options))) {
     if (group.size() > 1) {
-      parallel_.emplace(group, paged_, sharded(*optimizer_), parallel_options(mode_));
+      parallel_.emplace(group, paged_, sharded(*optimizer_), parallel_options(mode_, model));
     } else if (options.clip == 0 && options.amp != "fp16") {
       // Otherwise all gradients are looked at before the first step.
       paged_->offload().step_in_backward(*optimizer_);

@@ -1,5 +1,6 @@
 #include "optimizers.h"
 
+#include "../buckets.h"
 #include <fairshard/optim/adascale.h>
 #include <fairshard/optim/fused.h>
 
@@ -13,17 +14,12 @@ namespace {
 
 using torch::optim::Optimizer;
 
-/// Smaller than the library's default, which would hold most of a small model in one bucket. A
-/// larger parameter has a bucket of its own.
-constexpr int64_t kBucketBytes = int64_t{256} << 10;
-constexpr int64_t kLargeModelBytes = int64_t{64} << 20;
-
-std::optional<int64_t> bucket_bytes(const gpt::Gpt& model) {
+std::optional<int64_t> bucket_bytes_for(const gpt::Gpt& model) {
   int64_t bytes = 0;
   for (const auto& parameter : model->parameters()) {
     bytes += static_cast<int64_t>(parameter.nbytes());
   }
-  return bytes < kLargeModelBytes ? std::optional(kBucketBytes) : std::nullopt;
+  return bucket_bytes(bytes);
 }
 
 torch::optim::AdamWOptions adamw_options(const TrainOptions& options) {
@@ -64,11 +60,8 @@ DataParallelMode mode_of(const TrainOptions& options) {
 std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::Gpt& model,
                                           const TrainOptions& options) {
   const auto rates = adamw_options(options);
-  const auto bytes = bucket_bytes(model);
-  const auto oss = OssOptions()
-                       .bucket_bytes(bytes)
-                       .first_bucket_bytes(kBucketBytes)
-                       .step_in_backward(options.step_in_backward);
+  const auto oss =
+      OssOptions().bucket_bytes(bucket_bytes_for(model)).step_in_backward(options.step_in_backward);
   const bool is_whole = options.shard == "none";
   if (options.adascale) {
     const auto scaling = adascale_options(options);
@@ -83,8 +76,12 @@ std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::G
   return std::make_unique<OSS<AdamW>>(group, *model, rates, oss);
 }
 
-DataParallelOptions parallel_options(DataParallelMode mode) {
-  return DataParallelOptions().mode(mode).bucket_bytes(kBucketBytes);
+DataParallelOptions parallel_options(DataParallelMode mode, const gpt::Gpt& model) {
+  auto options = DataParallelOptions().mode(mode);
+  if (const auto bytes = bucket_bytes_for(model)) {
+    options.bucket_bytes(*bytes);
+  }
+  return options;
 }
 
 std::vector<std::reference_wrapper<OssBase>> sharded(Optimizer& optimizer) {
@@ -124,11 +121,11 @@ MemoryUse memory_of(Optimizer& optimizer, DataParallelMode mode) {
   MemoryUse use;
   if (OssBase* const oss = as_sharded(optimizer)) {
     for (const auto& part : oss->parts()) {
-      const auto own = part->gradient_memory();
+      const auto own = part->gradients().memory();
       gradients.insert(gradients.end(), own.begin(), own.end());
     }
     if (mode == DataParallelMode::kGradients) {
-      use.buckets = most_bucket_bytes(*oss, parallel_options(mode).buckets_in_flight());
+      use.buckets = most_bucket_bytes(*oss, DataParallelOptions().buckets_in_flight());
     }
   }
   use.weights = storage_bytes(weights);

@@ -23,8 +23,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const comm::Group& group
 
 DataParallelMode mode_of(const TrainOptions& options);
 
-/// For a ShardedDataParallel of this mode. The buckets are those of the optimizer.
-DataParallelOptions parallel_options(DataParallelMode mode);
+/// For a ShardedDataParallel of this mode.
+DataParallelOptions parallel_options(DataParallelMode mode, const gpt::Gpt& model);
 
 /// The optimizer as a ShardedDataParallel takes it: nothing if it is not sharded.
 std::vector<std::reference_wrapper<OssBase>> sharded(torch::optim::Optimizer& optimizer);

@@ -3,6 +3,7 @@
 #include <fairshard/scale/gain_meter.h>
 #include <fairshard/scale/scaled_backward.h>
 #include <fairshard/scale/unscale.h>
+#include <fairshard/shard/flat_parameters.h>
 #include <fairshard/shard/own_gradients.h>
 
 namespace fairshard::python {

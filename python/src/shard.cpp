@@ -50,7 +50,7 @@ std::vector<std::optional<at::Tensor>> gradients_of(const FlatParameters& flat,
     if (bucket && slice.piece.bucket != *bucket) {
       continue;
     }
-    const at::Tensor gradient = flat.gradient_of(slice);
+    const at::Tensor gradient = flat.gradients().of(slice);
     result.push_back(gradient.defined() ? std::optional(gradient) : std::nullopt);
   }
   return result;
@@ -142,9 +142,12 @@ void init_shard(py::module_& module) {
       .def("slices_of", &FlatParameters::slices_of, py::arg("rank"))
       .def("gradients", &gradients_of, py::arg("bucket") = std::nullopt,
            "The gradient of each of this rank's slices (of one bucket), or None.")
-      .def("gradient_memory", &FlatParameters::gradient_memory,
-           "All memory that gradients of this rank lie in.")
-      .def_readwrite("scaled_by", &FlatParameters::scaled_by)
+      .def(
+          "gradient_memory", [](const FlatParameters& flat) { return flat.gradients().memory(); },
+          "All memory that gradients of this rank lie in.")
+      .def_property(
+          "scaled_by", [](const FlatParameters& flat) { return flat.gradients().scaled_by; },
+          [](FlatParameters& flat, int64_t scaler) { flat.gradients().scaled_by = scaler; })
       .def_property_readonly(
           "buckets", [](const FlatParameters& flat) { return flat.plan().buckets().size(); })
       .def("bucket", &FlatParameters::bucket)
@@ -159,8 +162,8 @@ void init_shard(py::module_& module) {
       .def("has_copy", &FlatParameters::has_copy)
       .def("bucket_of",
            [](const FlatParameters& flat, size_t i) { return flat.plan().bucket_of(i); })
-      .def("clear_gradients", &FlatParameters::clear_gradients)
-      .def("mark_used", &FlatParameters::mark_used)
+      .def("clear_gradients", [](FlatParameters& flat) { flat.gradients().clear(); })
+      .def("mark_used", [](FlatParameters& flat) { flat.gradients().mark_used(); })
       .def("start_gather", &FlatParameters::start_gather, released)
       .def("wait_for_values", &FlatParameters::wait_for_values, released)
       .def(

@@ -4,6 +4,7 @@
 #include "round.h"
 #include "segmented_reduce.h"
 
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -18,13 +19,39 @@ class RoundOperation final : public Operation {
  public:
   explicit RoundOperation(Round round) : round_(std::move(round)) {}
 
+  /// To be called before it is submitted.
+  void send(const at::Tensor& tensor, int peer) {
+    if (is_long(tensor)) {
+      later_.emplace_back(tensor, peer);
+    } else {
+      round_.post_send(tensor, peer);
+    }
+  }
+
+  void start() override {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [tensor, peer] : later_) {
+      round_.post_send(tensor, peer);
+    }
+    if (is_aborted_) {
+      round_.abort();
+    }
+  }
   bool advance(Deadline deadline) override {
     round_.complete(deadline);
     return true;
   }
-  void abort() override { round_.abort(); }
+  void abort() override {
+    const std::lock_guard lock(mutex_);
+    is_aborted_ = true;
+    round_.abort();
+  }
 
  private:
+  std::vector<std::pair<at::Tensor, int>> later_;
+  /// Of the round: abort() is called from another thread.
+  std::mutex mutex_;
+  bool is_aborted_ = false;
   Round round_;
 };
 
@@ -44,9 +71,10 @@ class Starter {
     Round round(process_group_, call_);
     round.post_headers(receiver, sender);
     round.post_receive(output, sender);
-    round.post_send(input, receiver);
+    auto operation = std::make_shared<RoundOperation>(std::move(round));
+    operation->send(input, receiver);
     sent_bytes_ += input.nbytes();
-    return std::make_shared<RoundOperation>(std::move(round));
+    return operation;
   }
 
   std::shared_ptr<Operation> all_gather(const std::vector<at::Tensor>& outputs,
@@ -54,15 +82,16 @@ class Starter {
     Round round(process_group_, call_);
     round.post_headers();
     for_each_peer(call_, [&](int peer) { round.post_receive(outputs[peer], peer); });
+    auto operation = std::make_shared<RoundOperation>(std::move(round));
     for_each_peer(call_, [&](int peer) {
-      round.post_send(input, peer);
+      operation->send(input, peer);
       sent_bytes_ += input.nbytes();
     });
     const at::Tensor own = outputs[call_.rank];
     if (own.const_data_ptr() != input.const_data_ptr()) {
       own.copy_(input.view(-1));
     }
-    return std::make_shared<RoundOperation>(std::move(round));
+    return operation;
   }
 
   std::shared_ptr<Operation> broadcast(const at::Tensor& tensor) {
@@ -70,13 +99,15 @@ class Starter {
     round.post_headers();
     if (call_.rank != call_.root) {
       round.post_receive(tensor, call_.root);
-    } else {
+    }
+    auto operation = std::make_shared<RoundOperation>(std::move(round));
+    if (call_.rank == call_.root) {
       for_each_peer(call_, [&](int peer) {
-        round.post_send(tensor, peer);
+        operation->send(tensor, peer);
         sent_bytes_ += tensor.nbytes();
       });
     }
-    return std::make_shared<RoundOperation>(std::move(round));
+    return operation;
   }
 
   std::shared_ptr<Operation> reduce_scatter(const at::Tensor& output,

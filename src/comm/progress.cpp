@@ -87,6 +87,7 @@ std::shared_ptr<Pending> Progress::submit(const Call& call, std::shared_ptr<Oper
     thread_ = std::thread([this] { run(); });
   }
   queue_.push_back(task);
+  submitted_.push_back(task->operation);
   wake_.notify_all();
   return task;
 }
@@ -109,6 +110,7 @@ void Progress::run() {
     const auto task = queue_.front();
     queue_.pop_front();
     running_ = task->operation;
+    start_submitted(lock);
     lock.unlock();
     const bool done = step(*task);
     lock.lock();
@@ -122,6 +124,16 @@ void Progress::run() {
   for (const auto& task : left) {
     finish(*task, c10::str(task->call.describe(), ": the group was let go before it had ended"));
   }
+}
+
+void Progress::start_submitted(std::unique_lock<std::mutex>& lock) {
+  auto operations = std::exchange(submitted_, {});
+  lock.unlock();
+  for (const auto& operation : operations) {
+    operation->start();
+  }
+  operations.clear();  // see step(): who waits for one must be the last to know of it
+  lock.lock();
 }
 
 bool Progress::step(Task& task) {

@@ -19,9 +19,17 @@ namespace fairshard::comm {
 using Deadline = std::chrono::steady_clock::time_point;
 
 /// A started collective as the progress thread sees it.
+///
+/// Note [Long sends]: Gloo writes to a socket at once, on the thread that posts, if the peer is
+/// ready to receive. For megabytes that takes milliseconds, and the caller is often in the midst of
+/// backward, with a team of OpenMP threads that waits for it. So long messages are not posted where
+/// a collective is called, but by the progress thread. Short ones are: another thread would cost
+/// more time to wake.
 class Operation {
  public:
   virtual ~Operation() = default;
+  /// Posts what is long. Called once, before advance(), and not behind other collectives.
+  virtual void start() {}
   /// Waits for what has been posted and does what follows. Returns whether all is done; if not, it
   /// has posted more and is called again, after the collectives behind it.
   virtual bool advance(Deadline deadline) = 0;
@@ -51,6 +59,7 @@ class Progress {
   using Waited = std::atomic<std::chrono::nanoseconds>;
 
   void run();
+  void start_submitted(std::unique_lock<std::mutex>& lock);
   bool step(Task& task);
   void finish(Task& task, std::string error);
   void forget_running();
@@ -58,6 +67,7 @@ class Progress {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Task>> queue_;
+  std::vector<std::shared_ptr<Operation>> submitted_;  ///< and not started
   /// What run() is in the midst of.
   std::shared_ptr<Operation> running_;
   /// Messages of failed collectives may still arrive: their buffers live as long as the group.

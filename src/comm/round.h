@@ -12,6 +12,9 @@
 
 namespace fairshard::comm {
 
+/// Whether a message takes long to write; see Note [Long sends].
+inline bool is_long(const at::Tensor& tensor) { return tensor.nbytes() > 64 << 10; }
+
 /// Messages of one collective that are under way together.
 ///
 /// Note [Headers and tags]: a header's tag depends on the sequence number alone, so that ranks

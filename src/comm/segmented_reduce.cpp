@@ -39,11 +39,27 @@ SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_
   const at::Tensor& own = inputs_[call_.rank];
   const int64_t longest = std::min(segment_numel_, own.numel());
   block_ = staging_->take(depth_ * (call_.size - 1) * longest * own.element_size());
-  post();
+  sends_.post_headers();
+  if (!is_any_long()) {
+    post();
+  }
+}
+
+bool SegmentedReduce::is_any_long() const {
+  return std::any_of(inputs_.begin(), inputs_.end(), is_long);
+}
+
+void SegmentedReduce::start() {
+  const std::lock_guard lock(mutex_);
+  if (is_any_long()) {
+    post();
+  }
+  if (is_aborted_) {
+    abort_rounds();
+  }
 }
 
 void SegmentedReduce::post() {
-  sends_.post_headers();
   for (int64_t i = 0; i < depth_; ++i) {
     arrivals_.push_back(post_arrivals(i));
   }
@@ -143,6 +159,10 @@ bool SegmentedReduce::advance(Deadline deadline) {
 void SegmentedReduce::abort() {
   const std::lock_guard lock(mutex_);
   is_aborted_ = true;
+  abort_rounds();
+}
+
+void SegmentedReduce::abort_rounds() {
   sends_.abort();
   gathered_.abort();
   for (Round& round : arrivals_) {

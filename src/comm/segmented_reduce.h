@@ -38,11 +38,14 @@ class SegmentedReduce final : public Operation {
                   at::Tensor output, std::vector<at::Tensor> inputs, Then then,
                   std::shared_ptr<Staging> staging);
 
+  void start() override;
   bool advance(Deadline deadline) override;
   void abort() override;
 
  private:
+  bool is_any_long() const;
   void post();
+  void abort_rounds();
   int64_t segments(const at::Tensor& part) const;
   at::Tensor segment(const at::Tensor& part, int64_t index) const;
   /// Where a segment of this rank's part arrives from a peer.

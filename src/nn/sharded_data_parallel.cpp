@@ -160,7 +160,7 @@ void DataParallelBase::take_new_parameters(
 void DataParallelBase::zero_grad(bool set_to_none) {
   module_->zero_grad(set_to_none);
   for (const auto& part : parts_) {
-    part->clear_gradients();
+    part->gradients().clear();
   }
 }
 

@@ -71,7 +71,7 @@ void ShardedGradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       group_of(optimizer, group_), detail::gradient_memory_of(optimizer), inverse, scale_.device());
   if (const auto* const oss = dynamic_cast<const OssBase*>(&optimizer)) {
     for (const auto& part : oss->parts()) {
-      part->scaled_by = 0;
+      part->gradients().scaled_by = 0;
     }
   }
   progress.stage = Stage::kUnscaled;

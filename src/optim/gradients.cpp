@@ -8,7 +8,7 @@ std::vector<at::Tensor> gradient_memory_of(const torch::optim::Optimizer& optimi
   std::vector<at::Tensor> gradients;
   if (const auto* const oss = dynamic_cast<const OssBase*>(&optimizer)) {
     for (const auto& part : oss->parts()) {
-      const auto memory = part->gradient_memory();
+      const auto memory = part->gradients().memory();
       gradients.insert(gradients.end(), memory.begin(), memory.end());
     }
     return gradients;

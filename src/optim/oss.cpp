@@ -71,7 +71,7 @@ bool OssBase::have_slices_changed() {
 void OssBase::zero_grad(bool set_to_none) {
   Optimizer::zero_grad(set_to_none);
   for (const auto& part : parts_) {
-    part->clear_gradients();
+    part->gradients().clear();
   }
 }
 
@@ -98,13 +98,13 @@ void OssBase::step_at_once() {
   for (const auto& part : parts_) {
     part->before_step();
     for (const auto& slice : part->slices()) {
-      slice.values.mutable_grad() = part->gradient_of(slice);
+      slice.values.mutable_grad() = part->gradients().of(slice);
     }
   }
   step_base();
   for (const auto& part : parts_) {
     part->settle();
-    part->mark_used();
+    part->gradients().mark_used();
     for (const auto& slice : part->slices()) {
       slice.values.mutable_grad() = at::Tensor();
     }
@@ -118,7 +118,7 @@ void OssBase::step_by_bucket() {
     if (!part->take_was_stepped()) {
       part->step_all_buckets();
     }
-    part->mark_used();
+    part->gradients().mark_used();
   }
 }
 
@@ -126,7 +126,7 @@ void OssBase::step_bucket(const shard::FlatParameters& part, size_t bucket) {
   std::vector<at::Tensor> stepped;
   for (const auto& slice : part.slices()) {
     if (slice.piece.bucket == bucket) {
-      slice.values.mutable_grad() = part.gradient_of(slice);
+      slice.values.mutable_grad() = part.gradients().of(slice);
       stepped.push_back(slice.values);
     }
   }

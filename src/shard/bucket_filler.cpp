@@ -30,7 +30,7 @@ void clear_padding(const Bucket& layout, const at::Tensor& flat) {
 
 /// Whether nothing stands between the gradients of this backward and a step.
 void check_can_step(const FlatParameters& part) {
-  TORCH_CHECK(part.scaled_by == 0,
+  TORCH_CHECK(part.gradients().scaled_by == 0,
               "step_in_backward cannot be used with a grad scaler, which finds out after backward "
               "whether there is a step");
   TORCH_CHECK(!part.join, "step_in_backward cannot be used within join()");
@@ -103,16 +103,16 @@ void BucketFiller::begin() {
   used_ = UsedParameters(parts_);
   for (const auto& part : parts_) {
     if (is_sharded()) {
-      part->begin_backward();
+      part->gradients().begin_backward();
     }
-    part->scaled_by = scale::scaler_of_backward();
+    part->gradients().scaled_by = scale::scaler_of_backward();
     if (part->on_reduced) {
       check_can_step(*part);
       if (!part->released()) {  // whose values are away; they were followed before the forward
         part->follow_parameters();
       }
     }
-    part->awaits_reduction = false;
+    part->gradients().await_reduction = false;
   }
   for (Fill& fill : fills_) {
     const auto& slots = layout_of(fill).slots;
@@ -262,7 +262,7 @@ void BucketFiller::step_before(size_t place) {
     }
     wait(fill.agreement.work);
     used_.take(fill.agreement, fill.part, layout_of(fill));
-    part_of(fill).deliver(fill.bucket, used_.of(fill.part));
+    part_of(fill).gradients().deliver(fill.bucket, used_.of(fill.part));
     part_of(fill).step_bucket(fill.bucket);
     if (fill.reduced.defined()) {
       pool_.give_back(std::exchange(fill.reduced, at::Tensor()));
@@ -272,7 +272,7 @@ void BucketFiller::step_before(size_t place) {
 
 bool BucketFiller::can_reduce_within(const Fill& fill) const {
   const FlatParameters& part = part_of(fill);
-  return is_stepped_in_backward(fill) && !part.has_gradients(fill.bucket) &&
+  return is_stepped_in_backward(fill) && !part.gradients().are_delivered(fill.bucket) &&
          !part.has_copy(fill.bucket) &&
          fill.flat.scalar_type() == part.bucket(fill.bucket).scalar_type();
 }
@@ -293,10 +293,10 @@ void BucketFiller::start(Fill& fill) {
   clear_padding(layout_of(fill), fill.flat);
   if (can_reduce_within(fill)) {
     fill.reduced = fill.flat;
-    part_of(fill).reduce_within(fill.bucket, fill.flat);
+    part_of(fill).gradients().reduce_within(fill.bucket, fill.flat);
   }
-  const at::Tensor own = part_of(fill).gradient_range(fill.bucket);
-  const bool adds = part_of(fill).has_gradients(fill.bucket);
+  const at::Tensor own = part_of(fill).gradients().range(fill.bucket);
+  const bool adds = part_of(fill).gradients().are_delivered(fill.bucket);
   const at::Tensor arrival = adds ? at::empty_like(own) : own;
   auto work =
       comm::reduce_scatter(group, arrival, fill.flat, op, label(fill), layout_of(fill).bounds);
@@ -330,7 +330,7 @@ void BucketFiller::finish_oldest() {
     return;
   }
   if (started.arrival.defined()) {
-    part_of(*started.fill).gradient_range(started.fill->bucket).add_(started.arrival);
+    part_of(*started.fill).gradients().range(started.fill->bucket).add_(started.arrival);
   }
   if (!started.fill->reduced.defined()) {
     pool_.give_back(started.flat);
@@ -381,7 +381,7 @@ void BucketFiller::deliver() {
       continue;
     }
     if (is_sharded()) {
-      part_of(fill).deliver(fill.bucket, used_.of(fill.part));
+      part_of(fill).gradients().deliver(fill.bucket, used_.of(fill.part));
       continue;
     }
     for (const Slot& slot : layout_of(fill).slots) {

@@ -19,7 +19,7 @@ using Selects = std::function<bool(const at::Tensor&)>;
 /// infinite.
 at::Tensor own_powers(const FlatParameters& part, double norm_type, const Selects& selects) {
   std::vector<at::Tensor> gradients;
-  for (const auto& [parameter, gradient] : part.own_gradients()) {
+  for (const auto& [parameter, gradient] : part.gradients().by_parameter()) {
     if (!selects || selects(parameter)) {
       gradients.push_back(gradient);
     }
@@ -39,7 +39,7 @@ std::vector<at::Tensor> selected_gradients(const FlatParameters& part, const Sel
   std::vector<at::Tensor> gradients;
   for (const Slice& slice : part.slices()) {
     const at::Tensor& tensor = part.parameters()[slice.piece.parameter].tensor;
-    const at::Tensor gradient = tensor.grad().defined() ? at::Tensor() : part.gradient_of(slice);
+    const at::Tensor gradient = tensor.grad().defined() ? at::Tensor() : part.gradients().of(slice);
     if (gradient.defined() && selects(tensor)) {
       gradients.push_back(gradient);
     }
@@ -77,7 +77,8 @@ at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatParameters>>& pa
   }
   const at::Tensor factor = (max_norm / (total + 1e-6)).clamp_max(1.0);
   for (const auto& part : parts) {
-    const auto gradients = selects ? selected_gradients(*part, selects) : part->gradient_memory();
+    const auto gradients =
+        selects ? selected_gradients(*part, selects) : part->gradients().memory();
     if (!gradients.empty()) {
       at::_foreach_mul_(gradients, factor);
     }

@@ -5,7 +5,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
@@ -69,9 +68,9 @@ FlatParameters::FlatParameters(comm::Group group, const std::vector<Parameter>& 
     : group_(std::move(group)),
       options_(completed(options)),
       parameters_((check_same_parameters(group_, parameters), select(parameters))),
-      plan_(parameters_, group_.size(), options_.plan()) {
-  versions_.assign(parameters_.size(), -1);
-  has_gradient_.assign(parameters_.size(), false);
+      plan_(parameters_, group_.size(), options_.plan()),
+      gradients_(*this),
+      versions_(parameters_.size(), -1) {
   allocate();
   if (options.release_values()) {
     released_ = std::make_shared<ReleasedValues>(*this, options.gather_in_forward());
@@ -82,8 +81,6 @@ FlatParameters::FlatParameters(comm::Group group, const std::vector<Parameter>& 
 void FlatParameters::allocate() {
   const at::NoGradGuard no_grad;
   const size_t count = plan_.buckets().size();
-  gradient_ranges_.assign(count, at::Tensor());
-  is_delivered_.assign(count, false);
   gathers_ = std::vector<std::optional<Gather>>(count);
   // What was there before is freed as soon as its last parameter has left it.
   buckets_.assign(count, at::Tensor());
@@ -152,6 +149,10 @@ at::Tensor FlatParameters::own_range(size_t bucket) const {
   return own_range_of(bucket, buckets_[bucket]);
 }
 
+at::TensorOptions FlatParameters::stepped_options(size_t bucket) const {
+  return (copies_[bucket].defined() ? copies_[bucket] : buckets_[bucket]).options();
+}
+
 at::Tensor FlatParameters::view_of(size_t parameter, const at::Tensor& flat) const {
   const at::Tensor& tensor = parameters_[parameter].tensor;
   // Below autograd, so that it does not count as a view there: .grad may become one of these, and
@@ -193,10 +194,7 @@ void FlatParameters::adopt_replaced() {
     if (!is_in_place) {
       wait_for_bucket(b);
       adopt_bucket(b);
-      const at::ScalarType dtype = (copies_[b].defined() ? copies_[b] : buckets_[b]).scalar_type();
-      if (gradient_ranges_[b].defined()) {
-        gradient_ranges_[b] = gradient_ranges_[b].to(dtype);
-      }
+      gradients_.follow_dtype(b);
       has_changed = true;
     }
   }
@@ -222,122 +220,17 @@ void FlatParameters::reorder(const std::vector<size_t>& order) {
   }
   wait_for_values();
   const ShardPlan old_plan = std::exchange(plan_, std::move(new_plan));
-  auto old_ranges = gradient_ranges_;
-  const auto was_delivered = is_delivered_;
   // The optimizer holds these, too, until it sees the new ones. All of the old memory would stay
   // with them, beside the new.
   for (const Slice& slice : slices_) {
     slice.values.set_data(at::empty({0}, slice.values.options()));
   }
   allocate();
-  // Gradients that have been delivered go to their new owners by way of all, a bucket at a time.
-  for (size_t b = 0; b < old_ranges.size(); ++b) {
-    if (!was_delivered[b]) {
-      continue;
-    }
-    const Bucket& bucket = old_plan.buckets()[b];
-    const at::Tensor whole = at::empty({bucket.length()}, old_ranges[b].options());
-    comm::all_gather(group_, whole, old_ranges[b], "gradients for the new order", bucket.bounds)
-        .wait();
-    old_ranges[b].reset();
-    for (const Slice& slice : slices_) {
-      const Piece& piece = slice.piece;
-      if (old_plan.bucket_of(piece.parameter) == b) {
-        if (!gradient_ranges_[piece.bucket].defined()) {
-          gradient_range(piece.bucket).zero_();  // what is between parameters must be finite
-        }
-        gradient_range(piece.bucket)
-            .narrow(0, piece.offset, piece.numel())
-            .copy_(whole.narrow(0, old_plan.slot_of(piece.parameter).offset + piece.begin,
-                                piece.numel()));
-      }
-    }
-    for (const Slot& slot : bucket.slots) {
-      is_delivered_[plan_.bucket_of(slot.parameter)] = true;
-    }
-  }
+  gradients_.follow_plan(old_plan);
   if (released_) {
     released_->follow_plan();
   }
   ++revision_;
-}
-
-at::Tensor FlatParameters::gradient_range(size_t bucket) {
-  at::Tensor& range = gradient_ranges_[bucket];
-  if (!range.defined()) {
-    const at::Tensor& like = copies_[bucket].defined() ? copies_[bucket] : buckets_[bucket];
-    range = at::empty({plan_.range_length(bucket, group_.rank())}, like.options());
-  }
-  return range;
-}
-
-void FlatParameters::deliver(size_t bucket, const std::vector<bool>& has_gradient) {
-  is_delivered_[bucket] = true;
-  for (const Slot& slot : plan_.buckets()[bucket].slots) {
-    has_gradient_[slot.parameter] = has_gradient_[slot.parameter] || has_gradient[slot.parameter];
-  }
-}
-
-void FlatParameters::clear_gradients() {
-  is_delivered_.assign(is_delivered_.size(), false);
-  has_gradient_.assign(has_gradient_.size(), false);
-  is_used_ = false;
-  scaled_by = 0;
-}
-
-std::vector<at::Tensor> FlatParameters::gradient_memory() const {
-  std::vector<at::Tensor> result;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (is_delivered_[b] && gradient_ranges_[b].numel() > 0) {
-      result.push_back(gradient_ranges_[b]);
-    }
-  }
-  for (const Parameter& parameter : parameters_) {
-    if (parameter.tensor.grad().defined()) {
-      result.push_back(parameter.tensor.grad());
-    }
-  }
-  return result;
-}
-
-void FlatParameters::begin_backward() {
-  if (is_used_) {
-    clear_gradients();
-  }
-}
-
-at::Tensor FlatParameters::gradient_of(const Slice& slice) const {
-  const Piece& piece = slice.piece;
-  const auto shaped = [&](const at::Tensor& flat, int64_t offset) {
-    return flat
-        .as_strided(slice.values.sizes(), slice.values.strides(), flat.storage_offset() + offset)
-        .to(slice.values.scalar_type());
-  };
-  const Parameter& parameter = parameters_[piece.parameter];
-  const at::Tensor& gradient = parameter.tensor.grad();
-  if (!gradient.defined()) {
-    const bool has_any = is_delivered_[piece.bucket] && has_gradient_[piece.parameter];
-    return has_any ? shaped(gradient_ranges_[piece.bucket], piece.offset) : at::Tensor();
-  }
-  TORCH_CHECK_TYPE(gradient.layout() == at::kStrided, "the gradient of parameter '", parameter.name,
-                   "' is ", gradient.layout(), ", but only dense gradients can be sharded");
-  // A piece counts elements in the parameter's order of memory, so the gradient is taken in that.
-  at::Tensor in_order = gradient;
-  if (gradient.strides() != parameter.tensor.strides()) {
-    in_order = at::empty_strided(gradient.sizes(), parameter.tensor.strides(), gradient.options());
-    in_order.copy_(gradient);
-  }
-  return shaped(in_order, piece.begin);
-}
-
-std::vector<std::pair<at::Tensor, at::Tensor>> FlatParameters::own_gradients() const {
-  std::vector<std::pair<at::Tensor, at::Tensor>> result;
-  for (const Slice& slice : slices_) {
-    if (const at::Tensor gradient = gradient_of(slice); gradient.defined()) {
-      result.emplace_back(parameters_[slice.piece.parameter].tensor, gradient);
-    }
-  }
-  return result;
 }
 
 at::ScalarType FlatParameters::gather_dtype(size_t bucket) const {
@@ -348,7 +241,7 @@ at::ScalarType FlatParameters::gather_dtype(size_t bucket) const {
 
 void FlatParameters::before_step() {
   TORCH_CHECK(
-      scaled_by == 0,
+      gradients_.scaled_by == 0,
       "the gradients are those of a scaled loss, and still scaled: call scaler.step(optimizer) "
       "instead of optimizer.step()");
   follow_parameters();
@@ -417,7 +310,7 @@ void FlatParameters::step_bucket(size_t bucket) {
   on_reduced(bucket);
   was_stepped_ = true;
   settle();
-  drop_gradients(bucket);
+  gradients_.drop(bucket);
   for (const Slot& slot : plan_.buckets()[bucket].slots) {
     // If backward still needs the old values (of a parameter that was also used detached, say),
     // autograd refuses to go on.
@@ -433,14 +326,6 @@ void FlatParameters::step_all_buckets() {
     step_bucket(b);
   }
   was_stepped_ = false;
-}
-
-void FlatParameters::drop_gradients(size_t bucket) {
-  is_delivered_[bucket] = false;
-  gradient_ranges_[bucket].reset();
-  for (const Slot& slot : plan_.buckets()[bucket].slots) {
-    has_gradient_[slot.parameter] = false;
-  }
 }
 
 void FlatParameters::wait_for_bucket(size_t bucket) {

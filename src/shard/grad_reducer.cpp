@@ -94,7 +94,7 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
   void on_gradient(ParameterId id) {
     const std::lock_guard lock(mutex);
     if (!is_sync) {
-      parts_[id.part]->awaits_reduction = true;
+      parts_[id.part]->gradients().await_reduction = true;
       return;
     }
     if (filler_.is_idle()) {

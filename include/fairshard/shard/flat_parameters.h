@@ -1,9 +1,10 @@
 #pragma once
-// Parameters in the memory layout of a ShardPlan, and the gradients of what this rank owns.
+// Parameters in the memory layout of a ShardPlan.
 
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/group.h>
 #include <fairshard/shard/join.h>
+#include <fairshard/shard/own_gradients.h>
 #include <fairshard/shard/plan.h>
 #include <fairshard/shard/released_values.h>
 
@@ -62,8 +63,11 @@ class FlatParameters {
   /// What another rank owns, as views of the parameters.
   std::vector<Slice> slices_of(int rank) const;
   const at::Tensor& bucket(size_t index) const { return buckets_[index]; }
-  /// The part of a bucket that this rank owns.
+  /// The part of a bucket that this rank owns; the same part of `flat`, which is laid out like it.
   at::Tensor own_range(size_t bucket) const;
+  at::Tensor own_range_of(size_t bucket, const at::Tensor& flat) const;
+  /// The dtype and device in which this rank steps its part of a bucket.
+  at::TensorOptions stepped_options(size_t bucket) const;
   /// Whether the slices of a bucket are exact copies; see FlatOptions.
   bool has_copy(size_t bucket) const { return copies_[bucket].defined(); }
   void rename(size_t parameter, const std::string& name) { parameters_[parameter].name = name; }
@@ -85,37 +89,9 @@ class FlatParameters {
   void settle() { is_settled_ = true; }
   bool is_settled() const { return is_settled_; }
 
-  // Gradients.
-
-  /// This rank's range of a bucket's reduced gradients, for the reducer to fill.
-  at::Tensor gradient_range(size_t bucket);
-  /// Has a bucket's gradients reduced within `flat`, which is laid out like it: this rank's range
-  /// of that is its gradient range until the bucket is stepped.
-  void reduce_within(size_t bucket, const at::Tensor& flat) {
-    gradient_ranges_[bucket] = own_range_of(bucket, flat);
-  }
-  bool has_gradients(size_t bucket) const { return is_delivered_[bucket]; }
-  /// Called by the reducer when a bucket's range has been filled or added to: which parameters had
-  /// a gradient on any rank.
-  void deliver(size_t bucket, const std::vector<bool>& has_gradient);
-  /// Forgets delivered gradients; what zero_grad means for them.
-  void clear_gradients();
-  /// Says that a step has used the gradients: the next backward begins anew instead of adding.
-  void mark_used() { is_used_ = true; }
-  /// Called by the reducer before it delivers the first gradient of a backward.
-  void begin_backward();
-  /// The gradient for a slice, or an undefined tensor if there is none: this part of the
-  /// parameter's own .grad (under torch's DDP, or set by hand), or else what the reducer delivered.
-  at::Tensor gradient_of(const Slice& slice) const;
-  /// Parameters with this rank's part of their gradients, where there is one.
-  std::vector<std::pair<at::Tensor, at::Tensor>> own_gradients() const;
-  /// All memory that gradients of this rank lie in, to be scaled: delivered ranges and whole
-  /// .grads.
-  std::vector<at::Tensor> gradient_memory() const;
-  /// Whether a backward since the last reduction has left gradients in .grad unreduced.
-  bool awaits_reduction = false;
-  /// The scaler of the loss whose gradients were delivered, while they are still scaled, or 0.
-  int64_t scaled_by = 0;
+  /// The gradients of what this rank owns.
+  OwnGradients& gradients() { return gradients_; }
+  const OwnGradients& gradients() const { return gradients_; }
 
   // Values.
 
@@ -166,11 +142,9 @@ class FlatParameters {
   void allocate();
   void make_slices();
   bool needs_copy(size_t bucket) const;
-  at::Tensor own_range_of(size_t bucket, const at::Tensor& flat) const;
   at::ScalarType gather_dtype(size_t bucket) const;
   bool has_changed(size_t parameter);
   void adopt_bucket(size_t bucket);
-  void drop_gradients(size_t bucket);
   void gather_bucket(size_t bucket);
 
   comm::Group group_;
@@ -181,14 +155,11 @@ class FlatParameters {
   /// Exact copies of this rank's ranges, where it needs them.
   std::vector<at::Tensor> copies_;
   std::vector<Slice> slices_;
-  std::vector<at::Tensor> gradient_ranges_;
-  std::vector<bool> is_delivered_;
-  std::vector<bool> has_gradient_;
+  OwnGradients gradients_;
   /// How often each parameter had been written to when its exact copy was last compared with it.
   std::vector<int64_t> versions_;
   std::vector<std::optional<Gather>> gathers_;
   std::shared_ptr<ReleasedValues> released_;
-  bool is_used_ = false;
   bool was_stepped_ = false;
   bool is_settled_ = false;
   int revision_ = 0;

@@ -124,16 +124,19 @@ TEST(Errors, TheFirstFailedRankIsReportedByLaunchThreads) {
 
 TEST(Errors, GroupsLetGoOfUnfinishedWorkWithoutBlocking) {
   const auto start = std::chrono::steady_clock::now();
-  launch_threads(2, [&](Group group) {
-    {
-      const Group inner = group.subgroup({0, 1});
-      if (group.rank() == 0) {
-        all_reduce(inner, at::ones({4}));  // rank 1 never comes
+  for (const int64_t numel : {4, 1 << 20}) {  // long messages are posted by another thread
+    launch_threads(2, [&](Group group) {
+      {
+        const Group inner = group.subgroup({0, 1});
+        if (group.rank() == 0) {  // rank 1 never comes
+          all_reduce(inner, at::ones({numel}));
+          broadcast(inner, at::ones({numel}), 0);
+        }
+        barrier(group);
       }
       barrier(group);
-    }
-    barrier(group);
-  });
+    });
+  }
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));  // timeout: 300
 }
 
