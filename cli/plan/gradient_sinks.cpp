@@ -1,5 +1,7 @@
 #include "gradient_sinks.h"
 
+#include <fairshard/comm/staging_bytes.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,9 +12,9 @@ constexpr size_t kBucketsInFlight = 2;
 constexpr int64_t kElementBytes = 4;
 /// See comm/: smaller all-reduces send everything to everybody.
 constexpr int64_t kOneRoundBytes = 64 << 10;
-/// See Note [Segments] there: of long parts, so much is on its way from each of a few peers.
-constexpr int64_t kSegmentBytes = 512 << 10;
-constexpr int64_t kMostSegments = 8;
+/// Memory to receive into is kept there from this size on, in two pieces at most.
+constexpr int64_t kStagingWorthKeeping = 256 << 10;
+constexpr size_t kMostStaging = 2;
 
 }  // namespace
 
@@ -72,15 +74,33 @@ void ReducingSink::take_gradient(size_t parameter, int64_t bytes) {
 void ReducingSink::start(size_t bucket) {
   const bool is_one_round = !is_sharded_ && bytes_of(bucket) <= kOneRoundBytes;
   const int64_t part = is_one_round ? bytes_of(bucket) : bytes_of(bucket) / plan_->ranks();
-  const int64_t peers = plan_->ranks() - 1;
-  const int64_t segment = is_sharded_ ? kSegmentBytes : 2 * kSegmentBytes;
-  const int64_t received = std::min(peers * part, std::min(2 * peers, kMostSegments) * segment);
-  ledger_.take(received);
-  started_.push_back({pooled_[bucket], received});
+  const bool is_all_reduce = !is_sharded_ && !is_one_round;
+  const int64_t received = comm::staging_bytes(plan_->ranks(), part, is_all_reduce);
+  started_.push_back({pooled_[bucket], take_staging(received)});
+}
+
+int64_t ReducingSink::take_staging(int64_t bytes) {
+  const auto found =
+      std::find_if(staging_.begin(), staging_.end(), [&](int64_t each) { return each >= bytes; });
+  if (bytes >= kStagingWorthKeeping && found != staging_.end()) {
+    const int64_t memory = *found;
+    staging_.erase(found);
+    return memory;
+  }
+  ledger_.take(bytes);
+  return bytes;
+}
+
+void ReducingSink::give_back_staging(int64_t bytes) {
+  if (bytes >= kStagingWorthKeeping && staging_.size() < kMostStaging) {
+    staging_.push_back(bytes);
+  } else {
+    ledger_.give(bytes);
+  }
 }
 
 void ReducingSink::finish_oldest() {
-  ledger_.give(started_.front().received);
+  give_back_staging(started_.front().received);
   if (is_sharded_) {
     free_.push_back(started_.front().pooled);
   }

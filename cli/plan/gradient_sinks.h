@@ -52,6 +52,9 @@ class ReducingSink final : public GradientSink {
   };
 
   int64_t take_from_pool(int64_t bytes);
+  /// As comm/ does it: what arrives from peers has memory that is kept.
+  int64_t take_staging(int64_t bytes);
+  void give_back_staging(int64_t bytes);
   void start(size_t bucket);
   void finish_oldest();
   int64_t bytes_of(size_t bucket) const;
@@ -64,6 +67,7 @@ class ReducingSink final : public GradientSink {
   std::vector<int64_t> pooled_;
   size_t next_ = 0;  ///< bucket to be started
   std::vector<int64_t> free_;
+  std::vector<int64_t> staging_;
   std::deque<Started> started_;
 };
 

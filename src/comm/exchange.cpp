@@ -55,7 +55,7 @@ class RoundOperation final : public Operation {
   Round round_;
 };
 
-/// Builds one collective: posts its messages and says what follows.
+/// Builds one collective: posts its short messages and says what follows.
 class Starter {
  public:
   Starter(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call,

@@ -87,7 +87,7 @@ std::shared_ptr<Pending> Progress::submit(const Call& call, std::shared_ptr<Oper
     thread_ = std::thread([this] { run(); });
   }
   queue_.push_back(task);
-  submitted_.push_back(task->operation);
+  submitted_.push_back(task);
   wake_.notify_all();
   return task;
 }
@@ -127,16 +127,22 @@ void Progress::run() {
 }
 
 void Progress::start_submitted(std::unique_lock<std::mutex>& lock) {
-  auto operations = std::exchange(submitted_, {});
+  const auto tasks = std::exchange(submitted_, {});
   lock.unlock();
-  for (const auto& operation : operations) {
-    operation->start();
+  for (const auto& task : tasks) {
+    try {
+      task->operation->start();
+    } catch (const std::exception& error) {
+      finish(*task, c10::str(task->call.describe(), " failed: ", reason_of(error)));
+    }
   }
-  operations.clear();  // see step(): who waits for one must be the last to know of it
   lock.lock();
 }
 
 bool Progress::step(Task& task) {
+  if (!task.operation) {
+    return true;  // it could not even be started
+  }
   const std::string earlier = failure();
   if (!earlier.empty()) {
     finish(task, c10::str(task.call.describe(), ": this group has failed before: ", earlier));

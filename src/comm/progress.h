@@ -28,7 +28,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 class Operation {
  public:
   virtual ~Operation() = default;
-  /// Posts what is long. Called once, before advance(), and not behind other collectives.
+  /// Posts what is long. Called once, before advance(), as soon as no other advance() is running.
   virtual void start() {}
   /// Waits for what has been posted and does what follows. Returns whether all is done; if not, it
   /// has posted more and is called again, after the collectives behind it.
@@ -67,7 +67,7 @@ class Progress {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Task>> queue_;
-  std::vector<std::shared_ptr<Operation>> submitted_;  ///< and not started
+  std::vector<std::shared_ptr<Task>> submitted_;  ///< and not started
   /// What run() is in the midst of.
   std::shared_ptr<Operation> running_;
   /// Messages of failed collectives may still arrive: their buffers live as long as the group.

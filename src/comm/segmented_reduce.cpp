@@ -2,6 +2,7 @@
 
 #include "peers.h"
 #include "reduce.h"
+#include <fairshard/comm/staging_bytes.h>
 
 #include <algorithm>
 #include <utility>
@@ -14,12 +15,22 @@ constexpr int64_t kDepth = 2;
 
 /// Long against a message's latency, but all that is on its way together is not to be much, and
 /// less where ranks keep only what they own, to save memory.
-int64_t segment_bytes(int ranks, SegmentedReduce::Then then) {
-  const int64_t longest = then == SegmentedReduce::Then::kGather ? 1 << 20 : 512 << 10;
-  return std::clamp<int64_t>(8 * longest / (kDepth * (ranks - 1)), 64 << 10, longest) & -64;
+int64_t segment_bytes(int ranks, bool is_all_reduce) {
+  constexpr int64_t kTogether = 8;  // of the longest ones, from all peers
+  const int64_t longest = is_all_reduce ? 1 << 20 : 512 << 10;
+  return std::clamp<int64_t>(kTogether * longest / (kDepth * (ranks - 1)), 64 << 10, longest) & -64;
 }
 
 }  // namespace
+
+int64_t staging_bytes(int ranks, int64_t part_bytes, bool is_all_reduce) {
+  if (ranks == 1) {
+    return 0;
+  }
+  const int64_t segment = segment_bytes(ranks, is_all_reduce);
+  const int64_t count = std::min(kDepth, (part_bytes + segment - 1) / segment);
+  return count * (ranks - 1) * std::min(segment, part_bytes);
+}
 
 SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                                  const Call& call, at::Tensor output,
@@ -31,14 +42,13 @@ SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_
       inputs_(std::move(inputs)),
       then_(then),
       staging_(std::move(staging)),
-      segment_numel_(segment_bytes(call.size, then) /
+      segment_numel_(segment_bytes(call.size, then == Then::kGather) /
                      static_cast<int64_t>(c10::elementSize(call.dtype))),
       depth_(std::min(kDepth, segments(inputs_[call.rank]))),
       sends_(process_group_, call_),
       gathered_(process_group_, call_) {
-  const at::Tensor& own = inputs_[call_.rank];
-  const int64_t longest = std::min(segment_numel_, own.numel());
-  block_ = staging_->take(depth_ * (call_.size - 1) * longest * own.element_size());
+  block_ = staging_->take(staging_bytes(
+      call_.size, static_cast<int64_t>(inputs_[call_.rank].nbytes()), then_ == Then::kGather));
   sends_.post_headers();
   if (!is_any_long()) {
     post();

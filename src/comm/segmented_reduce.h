@@ -18,7 +18,7 @@ namespace fairshard::comm {
 
 /// Every rank sends every peer its part, and reduces the parts that it is sent.
 ///
-/// Note [Segments]: parts travel as messages of half a megabyte or less. While some arrive, others
+/// Note [Segments]: parts travel as messages of a megabyte or less. While some arrive, others
 /// that have arrived are summed, still in the cache, and their memory then receives the next ones:
 /// so a few megabytes do for a collective of any size. An all-reduce sends the sums of a segment to
 /// all as soon as they are there.
@@ -33,7 +33,7 @@ class SegmentedReduce final : public Operation {
   };
 
   /// `inputs` has a part for every rank; what they send for inputs[rank] is reduced to `output`.
-  /// Posts what can be posted.
+  /// Posts what is short.
   SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call,
                   at::Tensor output, std::vector<at::Tensor> inputs, Then then,
                   std::shared_ptr<Staging> staging);

@@ -54,6 +54,8 @@ class FlatParameters {
   /// Collective: checks that all ranks have the same parameters.
   FlatParameters(comm::Group group, const std::vector<Parameter>& parameters,
                  const FlatOptions& options = {});
+  FlatParameters(const FlatParameters&) = delete;
+  FlatParameters& operator=(const FlatParameters&) = delete;
 
   const comm::Group& group() const { return group_; }
   const ShardPlan& plan() const { return plan_; }
