@@ -102,6 +102,21 @@ TEST(GptStep, RecomputationAndLowPrecisionSaveMemory) {
   EXPECT_LT(peak(true, none), peak(false, none));
 }
 
+TEST(BucketLayout, LargeModelsHaveTheLibrarysBucketsAndSmallOnesSmallOnes) {
+  const auto largest = [](int64_t count, Sharding sharding) {
+    int64_t bytes = 0;
+    for (const auto& bucket : bucket_layout(shape_of_count(count), sharding, 2).buckets()) {
+      bytes = std::max(bytes, 4 * bucket.length());
+    }
+    return bytes;
+  };
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kGradients}) {
+    EXPECT_LE(largest(1000000, sharding), 256 << 10);
+    EXPECT_LE(largest(100000000, sharding), 25 << 20);
+    EXPECT_GT(largest(100000000, sharding), 16 << 20);
+  }
+}
+
 TEST(PredictMemory, IsThatOfThePlan) {
   const auto model = shape_of_gpt("small", small_gpt());
   for (const int ranks : {1, 2, 3, 8}) {
