@@ -60,10 +60,10 @@ def compare(row: str, systems: list[str], rounds: int, steps: int) -> Iterator[d
 
 
 def _summary(runs: dict[str, list[dict]], not_run: dict[str, str]) -> dict:
-    expected = statistics.median(figures["first_loss"] for values in runs.values() for figures in values)
+    losses = [figures["first_loss"] for values in runs.values() for figures in values]
     found, not_counted = {}, dict(not_run)
     for system, values in runs.items():
-        away = max(abs(figures["first_loss"] / expected - 1) for figures in values)
+        away = max(abs(figures["first_loss"] / statistics.median(losses) - 1) for figures in values)
         times = [figures["step_ms"] for figures in values]
         median = statistics.median(times)
         if away > TOLERANCE:
