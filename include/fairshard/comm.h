@@ -1,6 +1,7 @@
 #pragma once
 // All of comm/.
 
+#include <fairshard/comm/backend.h>
 #include <fairshard/comm/broadcast_all.h>
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/environment.h>

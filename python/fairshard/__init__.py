@@ -1,7 +1,9 @@
 """Training that does not fit: sharded, paged and rarely synchronised, on one C++ core."""
 
+from fairshard._backend import register as _register_backend
 from fairshard._versions import check_torch as _check_torch
 
 __version__ = "0.1.0"
 
 _check_torch()
+_register_backend()

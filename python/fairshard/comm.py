@@ -1,8 +1,9 @@
-"""Collectives with one best way per backend, on groups made by torch.distributed.
+"""c10d's collectives with labels and unequal parts, on groups made by torch.distributed, and a backend of our own.
 
-Over Gloo they send half the bytes of Gloo's own reduce-scatter, sum in rank order (the same bits on
-every run), and name the rank and the sizes when ranks disagree. They return a handle at once;
-results are valid after its ``wait()``.
+The backend "fairshard" moves CPU tensors by direct exchange between all ranks: each byte is sent once, sums are taken in
+rank order (the same bits on every run), and ranks that disagree get an error that names rank, sizes and label. Groups over
+plain Gloo get the same here, over Gloo's own connections. Collectives return a handle at once; results are valid after
+its ``wait()``.
 """
 
 import torch.distributed as dist
@@ -46,10 +47,9 @@ class Group(_core.Group):
 
     Args:
         process_group: any process group of torch.distributed (default: the world).
-        timeout_s: how long any wait may take before it ends in an error, in seconds.
     """
 
-    def __init__(self, process_group: "dist.ProcessGroup | None" = None, timeout_s: float = 300) -> None:
+    def __init__(self, process_group: "dist.ProcessGroup | None" = None) -> None:
         if process_group is None:
             if not dist.is_initialized():
                 raise RuntimeError(
@@ -58,5 +58,5 @@ class Group(_core.Group):
             process_group = dist.group.WORLD
         if process_group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("this process is not a member of the process group")
-        super().__init__(process_group, timeout_s)
+        super().__init__(process_group)
         self.process_group = process_group

@@ -1,5 +1,6 @@
 // comm/ for Python: groups made from torch.distributed's, and the collectives.
 #include "bindings.h"
+#include <fairshard/comm/backend.h>
 #include <fairshard/comm/broadcast_all.h>
 #include <fairshard/comm/collectives.h>
 
@@ -38,11 +39,10 @@ void init_comm(py::module_& module) {
       .def("is_done", &Work::is_done, "Whether wait() would return or raise at once.");
 
   py::class_<Group, std::shared_ptr<Group>>(m, "Group")
-      .def(py::init([](const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
-                       double timeout_s) {
-             return make_released<Group>(process_group, comm::GroupOptions().timeout_s(timeout_s));
+      .def(py::init([](const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) {
+             return make_released<Group>(process_group);
            }),
-           py::arg("process_group"), py::arg("timeout_s"))
+           py::arg("process_group"))
       .def_property_readonly("rank", &Group::rank, "This process's rank.")
       .def_property_readonly("size", &Group::size, "How many ranks there are.")
       .def_property_readonly(
@@ -51,7 +51,13 @@ void init_comm(py::module_& module) {
       .def_property_readonly(
           "collectives", [](const Group& g) { return g.traffic().collectives; },
           "How many collectives this rank has started.")
-      .def("another", &Group::another, released,
+      .def_property_readonly("control_device", &Group::control_device,
+                             "Where small tensors that the host reads are best.")
+      .def_property_readonly(
+          "timeout_s",
+          [](const Group& g) { return std::chrono::duration<double>(g.timeout()).count(); },
+          "How long any wait may take, in seconds.")
+      .def("duplicate", &Group::duplicate, released,
            "A group of the same ranks, whose collectives do not wait for those of this one. "
            "Collective.");
 
@@ -65,11 +71,14 @@ void init_comm(py::module_& module) {
         "Makes every rank's tensors, of any strides, those of root, in place. Blocks.");
   m.def("all_gather", started(comm::all_gather), released, py::arg("group"), py::arg("output"),
         py::arg("input"), py::arg("label") = "", py::arg("bounds") = comm::Bounds(),
-        py::arg("number") = -1, "Puts all inputs into output, in rank order.");
+        "Puts all inputs into output, in rank order.");
   m.def("reduce_scatter", started(comm::reduce_scatter), released, py::arg("group"),
         py::arg("output"), py::arg("input"), py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
         py::arg("bounds") = comm::Bounds(),
         "Makes output this rank's part of the reduction of all inputs.");
+  m.def("make_backend", &comm::make_backend, released, py::arg("store"), py::arg("rank"),
+        py::arg("size"), py::arg("timeout_s"),
+        "The c10d backend 'fairshard' of a rank. Blocks until all ranks have come.");
   m.def("barrier", &comm::barrier, released, py::arg("group"), py::arg("label") = "",
         "Returns when every rank has come here.");
 }

@@ -1,8 +1,12 @@
 #include "backends.h"
 
+#include "direct_backend.h"
+#include <fairshard/comm/backend.h>
+
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -11,46 +15,122 @@ namespace fairshard::comm {
 using c10d::ProcessGroup;
 
 namespace {
-// Where subgroups of a group look up what its Gloo was bound to.
-constexpr auto kBindPrefix = "fairshard gloo bind:";
+
+/// Gives a group a backend for a device. DirectBackends count as c10d's GLOO: it has one backend of
+/// each type, and CUSTOM may be somebody else's.
+void set_backend(ProcessGroup& group, c10::DeviceType device, const BackendPtr& backend) {
+  const auto type = dynamic_cast<DirectBackend*>(backend.get())
+                        ? ProcessGroup::BackendType::GLOO
+                        : ProcessGroup::strToBackendType(backend->getBackendName());
+  group.setBackend(device, type, backend);
+  if (device == c10::DeviceType::CPU ||
+      group.getBackendType() == ProcessGroup::BackendType::UNDEFINED) {
+    group.setDefaultBackend(type);
+  }
+}
+
 }  // namespace
 
-c10::intrusive_ptr<ProcessGroup> make_process_group(const c10::intrusive_ptr<c10d::Store>& store,
-                                                    int rank, int size, const BackendChoice& choice,
-                                                    std::chrono::milliseconds timeout) {
+ProcessGroupPtr make_process_group(const StorePtr& store, int rank, int size,
+                                   const BackendChoice& choice, std::chrono::milliseconds timeout) {
   auto group = c10::make_intrusive<ProcessGroup>(store, rank, size);
-  auto gloo = make_gloo(store, rank, size, choice.gloo_bind, timeout);
-  group->setBackend(c10::DeviceType::CPU, ProcessGroup::BackendType::GLOO, gloo);
-  if (choice.cuda == BackendChoice::Cuda::kNccl) {
-    group->setBackend(c10::DeviceType::CUDA, ProcessGroup::BackendType::NCCL,
-                      make_nccl(store, rank, size, timeout));
-  } else if (choice.cuda == BackendChoice::Cuda::kGloo) {
-    group->setBackend(c10::DeviceType::CUDA, ProcessGroup::BackendType::GLOO, gloo);
+  const bool needs_direct = choice.cpu || choice.cuda == BackendChoice::Cuda::kThroughHost;
+  const BackendPtr direct =
+      needs_direct ? make_direct(store, rank, size, choice.bind, timeout) : nullptr;
+  if (choice.cuda != BackendChoice::Cuda::kNone) {
+    const bool is_nccl = choice.cuda == BackendChoice::Cuda::kNccl;
+    set_backend(*group, c10::DeviceType::CUDA,
+                is_nccl ? make_nccl(store, rank, size, timeout) : direct);
   }
-  group->setDefaultBackend(ProcessGroup::BackendType::GLOO);
-  group->setGroupDesc(kBindPrefix + choice.gloo_bind);
+  if (choice.cpu) {
+    set_backend(*group, c10::DeviceType::CPU, direct);
+  }
   return group;
 }
 
-BackendChoice backends_like(ProcessGroup& process_group) {
-  BackendChoice choice;
-  const std::string description = process_group.getGroupDesc();
-  const std::string prefix = kBindPrefix;
-  if (description.rfind(prefix, 0) == 0) {
-    choice.gloo_bind = description.substr(prefix.size());
-  } else if (const char* const interfaces = std::getenv("GLOO_SOCKET_IFNAME")) {
-    // torch.distributed's own; of several interfaces, which it takes in turn, the first does.
-    choice.gloo_bind = '@';
-    choice.gloo_bind.append(interfaces, std::strcspn(interfaces, ","));
+std::string bind_of_environment() {
+  std::string bind;
+  if (const char* const interfaces = std::getenv("GLOO_SOCKET_IFNAME")) {
+    bind = '@';
+    bind.append(interfaces, std::strcspn(interfaces, ","));
   }
-  for (const auto& device : process_group.getDeviceTypes()) {
-    if (device.is_cuda()) {
-      choice.cuda = process_group.getBackend(c10::DeviceType::CUDA)->getBackendName() == "nccl"
-                        ? BackendChoice::Cuda::kNccl
-                        : BackendChoice::Cuda::kGloo;
+  return bind;
+}
+
+BackendPtr make_direct(const StorePtr& store, int rank, int size, const std::string& bind,
+                       std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<DirectBackend>(make_gloo(store, rank, size, bind, timeout), bind);
+}
+
+BackendPtr make_backend(const StorePtr& store, int rank, int size, double timeout_s) {
+  return make_direct(store, rank, size, bind_of_environment(), to_milliseconds(timeout_s));
+}
+
+ProcessGroupPtr decorated(const ProcessGroupPtr& process_group) {
+  const auto devices = process_group->getDeviceTypes();
+  BackendPtr direct;
+  for (const auto& device : devices) {
+    const auto backend = process_group->getBackend(device.type());
+    if (backend->getBackendName() == "gloo") {
+      direct = c10::make_intrusive<DirectBackend>(backend, bind_of_environment());
+      break;
     }
   }
-  return choice;
+  if (!direct) {
+    return process_group;
+  }
+  auto sibling = c10::make_intrusive<ProcessGroup>(
+      process_group->getStore(), process_group->getRank(), process_group->getSize());
+  sibling->setBoundDeviceId(process_group->getBoundDeviceId());
+  for (const auto& device : devices) {
+    const auto backend = process_group->getBackend(device.type());
+    set_backend(*sibling, device.type(), backend->getBackendName() == "gloo" ? direct : backend);
+  }
+  return sibling;
+}
+
+bool splits_connect(ProcessGroup& process_group) {
+  const auto devices = process_group.getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(), [&](const c10::Device& device) {
+    const std::string name = process_group.getBackend(device.type())->getBackendName();
+    return name == "fairshard" || name == "nccl";
+  });
+}
+
+ProcessGroupPtr split(ProcessGroup& process_group, const StorePtr& store,
+                      const std::vector<int>& ranks) {
+  const auto own = std::find(ranks.begin(), ranks.end(), process_group.getRank());
+  if (own == ranks.end()) {
+    return nullptr;
+  }
+  const auto rank = static_cast<int>(own - ranks.begin());
+  const auto size = static_cast<int>(ranks.size());
+  auto group = c10::make_intrusive<ProcessGroup>(store, rank, size);
+  BackendPtr direct;  // one for all devices
+  for (const auto& device : process_group.getDeviceTypes()) {
+    const auto backend = process_group.getBackend(device.type());
+    BackendPtr child = backend;
+    if (auto* const parent = dynamic_cast<DirectBackend*>(backend.get())) {
+      direct = direct ? direct : parent->split(store, ranks, nullptr);
+      child = direct;
+    } else if (backend->getBackendName() == "nccl") {
+      child = make_nccl(store, rank, size, timeout_of(*backend));
+    } else {
+      TORCH_CHECK(size == process_group.getSize(), "a subgroup cannot be made of a group over ",
+                  backend->getBackendName(), ": make it with torch.distributed.new_group");
+    }
+    set_backend(*group, device.type(), child);
+  }
+  return group;
+}
+
+std::chrono::milliseconds to_milliseconds(double seconds) {
+  TORCH_CHECK_VALUE(seconds > 0, "timeout_s is ", seconds, ", but must be above 0");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000) + 1);
+}
+
+std::chrono::milliseconds timeout_of(c10d::Backend& backend) {
+  return backend.getBackendOptions()->timeout;
 }
 
 int cuda_device_count() {

@@ -7,29 +7,51 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace fairshard::comm {
 
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
 struct BackendChoice {
   /// The address or, with a leading '@', the interface that Gloo binds to; empty: by hostname.
-  std::string gloo_bind;
-  enum class Cuda { kNone, kNccl, kGloo } cuda = Cuda::kNone;
+  std::string bind;
+  /// Of CUDA tensors, which may go through the host's memory.
+  enum class Cuda { kNone, kNccl, kThroughHost } cuda = Cuda::kNone;
+  /// Whether CPU tensors have a backend, too.
+  bool cpu = true;
 };
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const BackendChoice& choice,
-    std::chrono::milliseconds timeout);
+ProcessGroupPtr make_process_group(const StorePtr& store, int rank, int size,
+                                   const BackendChoice& choice, std::chrono::milliseconds timeout);
 
-/// The backends that a group of ours has, for making another like it.
-BackendChoice backends_like(c10d::ProcessGroup& process_group);
+/// What GLOO_SOCKET_IFNAME says; of several interfaces the first. Empty if it is not set.
+std::string bind_of_environment();
+
+/// The group itself or, if it has a plain Gloo backend, a sibling on the same store and connections
+/// whose collectives go through a DirectBackend over it. The given one stays as it is.
+ProcessGroupPtr decorated(const ProcessGroupPtr& process_group);
+
+/// A group of some of the ranks with the same kinds of backends; null on other ranks. Connects over
+/// the store, if that is what such backends do; others serve a group of all ranks as they are.
+bool splits_connect(c10d::ProcessGroup& process_group);
+ProcessGroupPtr split(c10d::ProcessGroup& process_group, const StorePtr& store,
+                      const std::vector<int>& ranks);
+
+/// Throws c10::ValueError if it is no time to wait for.
+std::chrono::milliseconds to_milliseconds(double seconds);
+std::chrono::milliseconds timeout_of(c10d::Backend& backend);
 
 // One file each; the NCCL one is a stub where torch was built without CUDA.
-c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, const std::string& bind,
-                                            std::chrono::milliseconds timeout);
-c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, std::chrono::milliseconds timeout);
+BackendPtr make_gloo(const StorePtr& store, int rank, int size, const std::string& bind,
+                     std::chrono::milliseconds timeout);
+BackendPtr make_nccl(const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout);
 bool has_nccl();
+/// A DirectBackend over a Gloo of its own.
+BackendPtr make_direct(const StorePtr& store, int rank, int size, const std::string& bind,
+                       std::chrono::milliseconds timeout);
 
 /// CUDA devices that this process can use; 0 without a driver.
 int cuda_device_count();

@@ -4,47 +4,39 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
-#include <algorithm>
+#include <functional>
 
 namespace fairshard::comm {
 namespace {
 
-std::string kind_name(Kind kind) {
-  constexpr std::array kNames{"all_reduce",     "broadcast", "all_gather",
-                              "reduce_scatter", "barrier",   "shift"};
-  const auto index = static_cast<size_t>(kind);
-  return index < kNames.size() ? kNames[index] : "unknown collective";
-}
+constexpr size_t kLabelField = 7;
 
-/// Stands for the bounds in a header; 0 for equal parts.
-int64_t digest(const Bounds& bounds) {
-  int64_t result = 0;
-  for (const int64_t bound : bounds) {
-    result = static_cast<int64_t>(c10::hash_combine(result, static_cast<size_t>(bound)));
-  }
-  return result;
-}
-
-std::string op_name(ReduceOp op) {
-  constexpr std::array kNames{"sum", "avg", "min", "max"};
+std::string op_name(c10d::ReduceOp::RedOpType op) {
+  constexpr std::array kNames{"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
   const auto index = static_cast<size_t>(op);
   return index < kNames.size() ? kNames[index] : "unknown reduction";
 }
 
+/// Stands for the parts in a header; 0 for equal ones.
+int64_t digest(const std::vector<int64_t>& parts) {
+  int64_t result = 0;
+  for (const int64_t part : parts) {
+    result = static_cast<int64_t>(c10::hash_combine(result, static_cast<size_t>(part) + 1));
+  }
+  return result;
+}
+
+bool is_reduction(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce;
+}
+
 }  // namespace
 
-std::vector<at::Tensor> Call::split(const at::Tensor& whole) const {
-  const at::Tensor flat = whole.view(-1);
-  const int64_t length = (flat.numel() + size - 1) / size;
-  const auto bound = [&](int i) {
-    return bounds.empty() ? std::min(i * length, flat.numel()) : bounds[i];
-  };
-  std::vector<at::Tensor> parts;
-  parts.reserve(size);
-  for (int i = 0; i < size; ++i) {
-    parts.push_back(flat.slice(0, bound(i), bound(i + 1)));
-  }
-  return parts;
+const char* kind_name(Kind kind) {
+  constexpr std::array kNames{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier",
+                              "reduce",     "gather",    "scatter",    "all_to_all"};
+  const auto index = static_cast<size_t>(kind);
+  return index < kNames.size() ? kNames[index] : "unknown collective";
 }
 
 std::string Call::signature() const {
@@ -52,17 +44,18 @@ std::string Call::signature() const {
   if (kind == Kind::kBarrier) {
     return text;
   }
-  text += c10::str(" of ", c10::toString(dtype), "[", numel, "]");
-  if (kind == Kind::kBroadcast) {
-    text += c10::str(" from rank ", root);
-  } else if (kind == Kind::kShift) {
-    text += c10::str(" by ", root);
-  } else if (kind == Kind::kAllGather) {
-    text += root < 0 ? "" : c10::str(", number ", root);
-  } else {
+  text += c10::str(" of ", c10::toString(dtype));
+  if (kind != Kind::kAllToAll) {
+    text += c10::str("[", numel, "]");
+  }
+  if (is_reduction(kind)) {
     text += c10::str(" (", op_name(op), ")");
   }
-  if (!bounds.empty()) {
+  if (root >= 0) {
+    const bool is_source = kind == Kind::kBroadcast || kind == Kind::kScatter;
+    text += c10::str(is_source ? " from" : " to", " rank ", root);
+  }
+  if (!parts.empty()) {
     text += " in unequal parts";
   }
   return text;
@@ -80,22 +73,21 @@ Header to_header(const Call& call) {
           call.numel,
           static_cast<int64_t>(call.op),
           call.root,
-          digest(call.bounds)};
+          digest(call.parts),
+          static_cast<int64_t>(std::hash<std::string>()(call.label))};
 }
 
-Call from_header(const Header& header, const Call& mine, int rank) {
+std::string describe_peer(const Header& header, const Call& mine) {
   Call call = mine;
   call.sequence = static_cast<uint64_t>(header[0]);
   call.kind = static_cast<Kind>(header[1]);
   call.dtype = static_cast<at::ScalarType>(header[2]);
   call.numel = header[3];
-  call.op = static_cast<ReduceOp>(header[4]);
+  call.op = static_cast<c10d::ReduceOp::RedOpType>(header[4]);
   call.root = static_cast<int>(header[5]);
-  // Whether a peer's parts are equal ones is all that its header tells.
-  call.bounds.assign(header[6] == 0 ? 0 : 1, 0);
-  call.rank = rank;
-  call.label.clear();
-  return call;
+  call.parts.assign(header[6] == 0 ? 0 : 1, 0);
+  const bool has_other_label = header[kLabelField] != to_header(mine)[kLabelField];
+  return c10::str(call.signature(), has_other_label ? " under another label" : "");
 }
 
 }  // namespace fairshard::comm

@@ -1,6 +1,10 @@
-#include "reduce.h"
-#include "state.h"
 #include <fairshard/comm/collectives.h>
+
+#include "c10d_names.h"
+#include "group_state.h"
+#include "label.h"
+#include "reduce.h"
+#include "work_state.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -10,27 +14,107 @@
 namespace fairshard::comm {
 namespace {
 
-void check_member(const Group& group, const char* name) {
-  TORCH_CHECK_VALUE(group.rank() >= 0, name, ": this process is not in the group");
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+RedOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return RedOp::SUM;
+    case ReduceOp::kAvg:
+      return RedOp::AVG;
+    case ReduceOp::kMin:
+      return RedOp::MIN;
+    case ReduceOp::kMax:
+      return RedOp::MAX;
+  }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
-void check_tensor(const at::Tensor& tensor, const char* name, const char* argument,
-                  const std::string& label) {
-  const std::string where = c10::str(name, label.empty() ? "" : " '" + label + "'", ": ", argument);
-  TORCH_CHECK_VALUE(tensor.defined(), where, " is an undefined tensor");
-  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, where, " is a ", tensor.layout(),
-                   " tensor, but must be dense");
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), where, " of sizes ", tensor.sizes(), " and strides ",
-                    tensor.strides(), " is not contiguous");
-}
+/// A collective that is being checked and started.
+class Starter {
+ public:
+  Starter(const Group& group, const char* name, const std::string& label)
+      : group_(group), name_(name), label_(label) {
+    TORCH_CHECK_VALUE(group.rank() >= 0, name, ": this process is not in the group");
+  }
 
-void check_reducible(const at::Tensor& tensor, ReduceOp op, const char* name,
-                     const std::string& label) {
-  TORCH_CHECK_TYPE(is_reducible(tensor.scalar_type(), op), name,
-                   label.empty() ? "" : " '" + label + "'", ": tensors of dtype ",
-                   tensor.scalar_type(), " cannot be reduced",
-                   op == ReduceOp::kAvg ? " to an average" : "");
-}
+  void check(const at::Tensor& tensor, const char* argument) const {
+    TORCH_CHECK_VALUE(tensor.defined(), where(), argument, " is an undefined tensor");
+    TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, where(), argument, " is a ", tensor.layout(),
+                     " tensor, but must be dense");
+    TORCH_CHECK_VALUE(tensor.is_contiguous(), where(), argument, " of sizes ", tensor.sizes(),
+                      " and strides ", tensor.strides(), " is not contiguous");
+  }
+
+  void check_reducible(const at::Tensor& tensor, ReduceOp op) const {
+    TORCH_CHECK_TYPE(is_reducible(tensor.scalar_type(), to_c10d(op)), where(),
+                     "tensors of dtype ", tensor.scalar_type(), " cannot be reduced",
+                     op == ReduceOp::kAvg ? " to an average" : "");
+  }
+
+  void check_parts(const at::Tensor& whole, const at::Tensor& part, const Bounds& bounds) const {
+    const int size = group_.size();
+    TORCH_CHECK_VALUE(whole.device() == part.device(), where(), "tensors on ", whole.device(),
+                      " and ", part.device(), " cannot meet in one collective");
+    if (bounds.empty()) {
+      TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, where(), "the larger tensor has ",
+                        whole.numel(), " elements and the smaller ", part.numel(),
+                        ", but a group of ", size, " needs ", part.numel() * size);
+      return;
+    }
+    TORCH_CHECK_VALUE(bounds.size() == static_cast<size_t>(size) + 1, where(), "a group of ", size,
+                      " needs ", size + 1, " bounds, but got ", bounds.size());
+    TORCH_CHECK_VALUE(std::is_sorted(bounds.begin(), bounds.end()) && bounds.front() == 0 &&
+                          bounds.back() == whole.numel(),
+                      where(), "the bounds must ascend from 0 to ", whole.numel(), ", but are ",
+                      c10::Join(", ", bounds));
+    const int64_t own = bounds[group_.rank() + 1] - bounds[group_.rank()];
+    TORCH_CHECK_VALUE(part.numel() == own, where(), "the smaller tensor has ", part.numel(),
+                      " elements, but the part of rank ", group_.rank(), " has ", own);
+  }
+
+  /// Calls begin(process group, output, input) with tensors on a device that the group has.
+  /// `ideal_bytes` is what the best algorithm must send.
+  template <typename Begin>
+  Work start(at::Tensor output, at::Tensor input, uint64_t ideal_bytes, const Begin& begin) const {
+    const std::shared_ptr<Group::State>& state = group_.shared_state();
+    state->collectives += 1;
+    const LabelScope label(label_);
+    auto work = std::make_shared<Work::State>();
+    work->group = state;
+    if (!state->has(output.device().type())) {
+      const bool is_in_place = output.is_same(input);
+      work->result = output;
+      input = input.to(group_.control_device());
+      output = is_in_place ? input : output.to(group_.control_device());
+      work->arrival = output;
+    }
+    if (!state->direct(output.device().type())) {
+      state->uncounted_bytes += ideal_bytes;
+      if (output.scalar_type() != input.scalar_type()) {  // which c10d's own backends refuse
+        work->result = output;
+        output = at::empty_like(output, input.options());
+        work->arrival = output;
+      }
+    }
+    try {
+      work->work = begin(*state->process_group, output, input);
+    } catch (c10::Error& error) {
+      error.add_context(c10::str("in ", where(), "rank ", group_.rank(), " of ", group_.size()));
+      throw;
+    }
+    return Work(std::move(work));
+  }
+
+ private:
+  std::string where() const {
+    return c10::str(name_, label_.empty() ? "" : " '" + label_ + "'", ": ");
+  }
+
+  const Group& group_;
+  const char* name_;
+  const std::string& label_;
+};
 
 bool are_equal_parts(const Bounds& bounds) {
   for (size_t i = 2; i < bounds.size(); ++i) {
@@ -41,94 +125,85 @@ bool are_equal_parts(const Bounds& bounds) {
   return true;
 }
 
-void check_bounds(const Group& group, const at::Tensor& whole, const at::Tensor& part,
-                  const Bounds& bounds, const std::string& where) {
-  TORCH_CHECK_VALUE(bounds.size() == static_cast<size_t>(group.size()) + 1, where, "a group of ",
-                    group.size(), " needs ", group.size() + 1, " bounds, but got ", bounds.size());
-  TORCH_CHECK_VALUE(std::is_sorted(bounds.begin(), bounds.end()) && bounds.front() == 0 &&
-                        bounds.back() == whole.numel(),
-                    where, "the bounds must ascend from 0 to ", whole.numel(), ", but are ",
-                    c10::Join(", ", bounds));
-  const int64_t own = bounds[group.rank() + 1] - bounds[group.rank()];
-  TORCH_CHECK_VALUE(part.numel() == own, where, "the smaller tensor has ", part.numel(),
-                    " elements, but the part of rank ", group.rank(), " has ", own);
-}
-
-void check_parts(const Group& group, const at::Tensor& whole, const at::Tensor& part,
-                 const Bounds& bounds, const char* name, const std::string& label) {
-  const std::string where = c10::str(name, label.empty() ? "" : " '" + label + "'", ": ");
-  if (!bounds.empty()) {
-    check_bounds(group, whole, part, bounds, where);
-  } else {
-    TORCH_CHECK_VALUE(whole.numel() == part.numel() * group.size(), where, "the larger tensor has ",
-                      whole.numel(), " elements and the smaller ", part.numel(),
-                      ", but a group of ", group.size(), " needs ", part.numel() * group.size());
+std::vector<std::vector<at::Tensor>> split(const at::Tensor& whole, const Bounds& bounds) {
+  const at::Tensor flat = whole.view(-1);
+  std::vector<at::Tensor> parts;
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    parts.push_back(flat.slice(0, bounds[i - 1], bounds[i]));
   }
-  TORCH_CHECK_VALUE(whole.device() == part.device(), name, ": tensors on ", whole.device(), " and ",
-                    part.device(), " cannot meet in one collective");
+  return {std::move(parts)};
 }
 
-Call make_call(Kind kind, const at::Tensor& whole, const std::string& label,
-               const Bounds& bounds = {}) {
-  return {.kind = kind,
-          .dtype = whole.scalar_type(),
-          .numel = whole.numel(),
-          .bounds = are_equal_parts(bounds) ? Bounds() : bounds,
-          .label = label};
+uint64_t all_but_own(const Group& group, const at::Tensor& whole) {
+  return whole.nbytes() * (group.size() - 1) / group.size();
 }
 
 }  // namespace
 
 Work all_reduce(const Group& group, const at::Tensor& tensor, ReduceOp op,
                 const std::string& label) {
-  check_member(group, "all_reduce");
-  check_tensor(tensor, "all_reduce", "the tensor", label);
-  check_reducible(tensor, op, "all_reduce", label);
+  const Starter starter(group, "all_reduce", label);
+  starter.check(tensor, "the tensor");
+  starter.check_reducible(tensor, op);
   if (group.size() == 1) {
     return {};
   }
-  Call call = make_call(Kind::kAllReduce, tensor, label);
-  call.op = op;
-  return group.state().start(call, tensor, tensor, group.timeout());
+  return starter.start(tensor, tensor, 2 * all_but_own(group, tensor),
+                       [&](c10d::ProcessGroup& c10d, const at::Tensor& output, const at::Tensor&) {
+                         std::vector<at::Tensor> tensors{output};
+                         c10d::AllreduceOptions options;
+                         options.reduceOp = to_c10d(op);
+                         return c10d.allreduce(tensors, options);
+                       });
 }
 
 Work broadcast(const Group& group, const at::Tensor& tensor, int root, const std::string& label) {
-  check_member(group, "broadcast");
-  check_tensor(tensor, "broadcast", "the tensor", label);
+  const Starter starter(group, "broadcast", label);
+  starter.check(tensor, "the tensor");
   TORCH_CHECK_VALUE(root >= 0 && root < group.size(), "broadcast: root ", root,
-                    " is not a rank of a group of ", group.size());
+                    " is not in a group of ", group.size());
   if (group.size() == 1) {
     return {};
   }
-  Call call = make_call(Kind::kBroadcast, tensor, label);
-  call.root = root;
-  return group.state().start(call, tensor, tensor, group.timeout());
+  return starter.start(tensor, tensor, group.rank() == root ? tensor.nbytes() : 0,
+                       [&](c10d::ProcessGroup& c10d, const at::Tensor& output, const at::Tensor&) {
+                         std::vector<at::Tensor> tensors{output};
+                         c10d::BroadcastOptions options;
+                         options.rootRank = root;
+                         return c10d.broadcast(tensors, options);
+                       });
 }
 
 Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                const std::string& label, const Bounds& bounds, int number) {
-  check_member(group, "all_gather");
-  check_tensor(output, "all_gather", "the output", label);
-  check_tensor(input, "all_gather", "the input", label);
-  check_parts(group, output, input, bounds, "all_gather", label);
+                const std::string& label, const Bounds& bounds) {
+  const Starter starter(group, "all_gather", label);
+  starter.check(output, "the output");
+  starter.check(input, "the input");
+  starter.check_parts(output, input, bounds);
   TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "all_gather: the output is ",
                    output.scalar_type(), ", the input ", input.scalar_type());
   if (group.size() == 1) {
     output.view(-1).copy_(input.view(-1));
     return {};
   }
-  Call call = make_call(Kind::kAllGather, output, label, bounds);
-  call.root = number;
-  return group.state().start(call, output, input, group.timeout());
+  return starter.start(output, input, all_but_own(group, output),
+                       [&](c10d::ProcessGroup& c10d, at::Tensor whole, at::Tensor own) {
+                         if (are_equal_parts(bounds)) {
+                           return all_gather_single(c10d, whole, own);
+                         }
+                         auto outputs = split(whole, bounds);
+                         std::vector<at::Tensor> inputs{own};
+                         return c10d.allgather(outputs, inputs);
+                       });
 }
 
 Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
                     ReduceOp op, const std::string& label, const Bounds& bounds) {
-  check_member(group, "reduce_scatter");
-  check_tensor(output, "reduce_scatter", "the output", label);
-  check_tensor(input, "reduce_scatter", "the input", label);
-  check_parts(group, input, output, bounds, "reduce_scatter", label);
-  check_reducible(input, op, "reduce_scatter", label);
+  const Starter starter(group, "reduce_scatter", label);
+  starter.check(output, "the output");
+  starter.check(input, "the input");
+  starter.check_parts(input, output, bounds);
+  starter.check_reducible(input, op);
   const bool widens = output.scalar_type() == at::kFloat &&
                       (input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16);
   TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type() || widens,
@@ -138,36 +213,61 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
     output.view(-1).copy_(input.view(-1));
     return {};
   }
-  Call call = make_call(Kind::kReduceScatter, input, label, bounds);
-  call.op = op;
-  return group.state().start(call, output, input, group.timeout());
+  return starter.start(output, input, all_but_own(group, input),
+                       [&](c10d::ProcessGroup& c10d, at::Tensor own, at::Tensor whole) {
+                         c10d::ReduceScatterOptions options;
+                         options.reduceOp = to_c10d(op);
+                         if (are_equal_parts(bounds)) {
+                           return reduce_scatter_single(c10d, own, whole, options);
+                         }
+                         auto inputs = split(whole, bounds);
+                         std::vector<at::Tensor> outputs{own};
+                         return c10d.reduce_scatter(outputs, inputs, options);
+                       });
 }
 
 Work shift(const Group& group, const at::Tensor& output, const at::Tensor& input, int distance,
            const std::string& label) {
-  check_member(group, "shift");
-  check_tensor(output, "shift", "the output", label);
-  check_tensor(input, "shift", "the input", label);
+  const Starter starter(group, "shift", label);
+  starter.check(output, "the output");
+  starter.check(input, "the input");
+  const int size = group.size();
   TORCH_CHECK_VALUE(output.sizes() == input.sizes() && output.options().type_equal(input.options()),
                     "shift: the output is ", output.scalar_type(), output.sizes(), ", the input ",
                     input.scalar_type(), input.sizes());
-  TORCH_CHECK_VALUE(distance >= 0 && distance < group.size(), "shift: distance ", distance,
-                    " is not below the group's size of ", group.size());
+  TORCH_CHECK_VALUE(distance >= 0 && distance < size, "shift: distance ", distance,
+                    " is not below the group's size of ", size);
   if (distance == 0) {
     output.copy_(input);
     return {};
   }
-  Call call = make_call(Kind::kShift, input, label);
-  call.root = distance;
-  return group.state().start(call, output, input, group.timeout());
+  std::vector<int64_t> received(size, 0);
+  std::vector<int64_t> sent(size, 0);
+  received[(group.rank() - distance + size) % size] = output.numel();
+  sent[(group.rank() + distance) % size] = input.numel();
+  return starter.start(output, input, input.nbytes(),
+                       [&](c10d::ProcessGroup& c10d, const at::Tensor& to, const at::Tensor& from) {
+                         at::Tensor flat_output = to.view(-1);
+                         at::Tensor flat_input = from.view(-1);
+                         return all_to_all_single(c10d, flat_output, flat_input, received, sent);
+                       });
 }
 
 void barrier(const Group& group, const std::string& label) {
-  check_member(group, "barrier");
-  if (group.size() > 1) {
-    const at::Tensor none = at::empty({0}, at::kByte);
-    group.state().start(make_call(Kind::kBarrier, none, label), none, none, group.timeout()).wait();
+  const Starter starter(group, "barrier", label);
+  if (group.size() == 1) {
+    return;
   }
+  const at::Device device = group.control_device();
+  const at::Tensor none = at::empty({0}, at::TensorOptions(device).dtype(at::kByte));
+  starter
+      .start(none, none, 0,
+             [&](c10d::ProcessGroup& c10d, const at::Tensor&, const at::Tensor&) {
+               c10d::BarrierOptions options;
+               options.device = device;
+               return c10d.barrier(options);
+             })
+      .wait();
 }
 
 }  // namespace fairshard::comm

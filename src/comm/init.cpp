@@ -1,7 +1,7 @@
 #include "backends.h"
-#include "state.h"
 #include <fairshard/comm/init.h>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -109,26 +109,37 @@ void await_all_ranks(const c10::intrusive_ptr<c10d::Store>& store, const Environ
   }
 }
 
-BackendChoice choose_backends(const Environment& env) {
+/// NCCL refuses ranks that share a GPU, unless it is told not to.
+bool can_share_gpus() {
+  const char* const value = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return value && std::string(value) == "1";
+}
+
+BackendChoice choose_backends(const Environment& env, const std::string& wanted) {
+  using Cuda = BackendChoice::Cuda;
   BackendChoice choice;
-  if (env.is_one_machine()) {
-    choice.gloo_bind = "127.0.0.1";
-  } else if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
-    choice.gloo_bind = c10::str("@", interface);
-  }
+  choice.bind = env.is_one_machine() ? "127.0.0.1" : bind_of_environment();
   const int gpus = cuda_device_count();
-  if (gpus == 0) {
-    return choice;
-  }
-  if (has_nccl() && env.local_world_size <= gpus) {
-    choice.cuda = BackendChoice::Cuda::kNccl;
+  const bool has_nccl_for_all = has_nccl() && (env.local_world_size <= gpus || can_share_gpus());
+  if (wanted == "nccl" || wanted == "cpu:fairshard,cuda:nccl") {
+    TORCH_CHECK_VALUE(gpus > 0, "the backend '", wanted, "' needs a GPU, and there is none");
+    choice.cpu = wanted != "nccl";
+    choice.cuda = Cuda::kNccl;
+  } else if (wanted == "fairshard") {
+    choice.cuda = gpus > 0 ? Cuda::kThroughHost : Cuda::kNone;
   } else {
-    choice.cuda = BackendChoice::Cuda::kGloo;
-    if (env.local_rank == 0) {
-      TORCH_WARN_ONCE(
-          env.local_world_size, " ranks share ", gpus,
-          " GPU(s), which NCCL refuses: CUDA tensors go over Gloo, through host memory");
+    TORCH_CHECK_VALUE(wanted.empty(), "the backend is '", wanted,
+                      "', but must be 'fairshard', 'nccl' or 'cpu:fairshard,cuda:nccl'");
+    choice.cuda = gpus == 0 ? Cuda::kNone : has_nccl_for_all ? Cuda::kNccl : Cuda::kThroughHost;
+    if (choice.cuda == Cuda::kThroughHost && env.local_rank == 0) {
+      TORCH_WARN_ONCE(env.local_world_size, " ranks share ", gpus,
+                      " GPU(s), which NCCL refuses: CUDA tensors go through host memory");
     }
+  }
+  if (gpus > 0) {
+    const auto index = static_cast<c10::DeviceIndex>(env.local_rank % gpus);
+    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+        .setDevice(c10::Device(c10::DeviceType::CUDA, index));
   }
   return choice;
 }
@@ -140,12 +151,12 @@ Group init_process_group(const GroupOptions& options) {
 }
 
 Group init_process_group(const Environment& env, const GroupOptions& options) {
-  const auto timeout = Group(nullptr, options).timeout();
+  const auto timeout = to_milliseconds(options.timeout_s());
+  const BackendChoice choice = choose_backends(env, options.backend());
   const auto store = open_store(env, timeout);
   await_all_ranks(store, env, timeout);
   try {
-    return Group(make_process_group(store, env.rank, env.world_size, choose_backends(env), timeout),
-                 options);
+    return Group(make_process_group(store, env.rank, env.world_size, choice, timeout));
   } catch (const c10::Error& error) {
     C10_THROW_ERROR(DistNetworkError,
                     c10::str("rank ", env.rank, " of ", env.world_size,

@@ -102,7 +102,8 @@ int count_threads() {
     setenv("FAIRSHARD_STORE_FILE", store_file.c_str(), 1);
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     at::set_num_threads(options.threads() > 0 ? options.threads() : std::max(1, cores / ranks));
-    group = init_process_group(GroupOptions().timeout_s(options.timeout_s()));
+    group = init_process_group(
+        GroupOptions().timeout_s(options.timeout_s()).backend(options.backend()));
     fn(*group);
   } catch (const std::exception& error) {
     // A pipe takes this much at once whether or not anybody reads.

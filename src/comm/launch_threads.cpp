@@ -55,12 +55,10 @@ void run_rank(int rank, int ranks, const c10::intrusive_ptr<c10d::Store>& store,
   std::optional<Group> group;  // outlives the record: peers notice a failure when it closes
   try {
     BackendChoice choice;
-    choice.gloo_bind = "127.0.0.1";
-    choice.cuda = cuda_device_count() > 0 ? BackendChoice::Cuda::kGloo : BackendChoice::Cuda::kNone;
-    const auto timeout =
-        std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s() * 1000));
-    group.emplace(make_process_group(store, rank, ranks, choice, timeout),
-                  GroupOptions().timeout_s(options.timeout_s()));
+    choice.bind = "127.0.0.1";
+    choice.cuda = cuda_device_count() > 0 ? BackendChoice::Cuda::kThroughHost : BackendChoice::Cuda::kNone;
+    group.emplace(
+        make_process_group(store, rank, ranks, choice, to_milliseconds(options.timeout_s())));
     fn(*group);
   } catch (const std::exception& error) {
     failure.record(rank, ranks, reason_of(error));

@@ -1,10 +1,11 @@
 #include "round.h"
 
+#include "peers.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace fairshard::comm {
 namespace {
@@ -19,8 +20,8 @@ int header_tag(const Call& call) {
 
 /// Messages that are under way together have different tags by what is counted in them; the hash
 /// of the signature keeps out those of a call that does not match.
-int data_tag(const Call& call, int64_t index) {
-  uint64_t hash = 0;
+int data_tag(const Call& call, int64_t index, int64_t numel) {
+  auto hash = static_cast<uint64_t>(numel);
   for (const int64_t field : to_header(call)) {
     hash = (hash ^ static_cast<uint64_t>(field)) * 0x9E3779B97F4A7C15ULL;
     hash ^= hash >> 29;
@@ -32,42 +33,36 @@ int data_tag(const Call& call, int64_t index) {
 
 }  // namespace
 
-Round::Round(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call)
-    : process_group_(std::move(process_group)), call_(call) {}
+Round::Round(c10::intrusive_ptr<c10d::Backend> transport, const Call& call)
+    : transport_(std::move(transport)), call_(call) {}
 
-void Round::make_headers() {
+void Round::post_headers(const std::vector<int64_t>& sent, const std::vector<int64_t>& expected) {
   const Header header = to_header(call_);
-  const auto fields = static_cast<int64_t>(header.size());
-  own_header_ = at::empty({fields}, at::kLong);
-  std::memcpy(own_header_.mutable_data_ptr(), header.data(), sizeof(header));
+  const auto fields = static_cast<int64_t>(header.size()) + 1;
+  own_headers_ = at::empty({call_.size, fields}, at::kLong);
   peer_headers_ = at::empty({call_.size, fields}, at::kLong);
-}
-
-void Round::post_headers() {
-  make_headers();
-  for (int peer = 0; peer < call_.size; ++peer) {
-    if (peer != call_.rank) {
-      post(peer_headers_[peer], peer, header_tag(call_), true, headers_);
-      post(own_header_, peer, header_tag(call_), false, messages_);
+  expected_ = expected;
+  for_each_peer(call_, [&](int peer) {
+    if (!sent.empty() && sent[peer] == 0 && expected[peer] == 0) {
+      return;
     }
-  }
-}
-
-void Round::post_headers(int receiver, int sender) {
-  make_headers();
-  post(peer_headers_[sender], sender, header_tag(call_), true, headers_);
-  post(own_header_, receiver, header_tag(call_), false, messages_);
+    auto* const own = own_headers_.mutable_data_ptr<int64_t>() + peer * fields;
+    std::copy(header.begin(), header.end(), own);
+    own[header.size()] = sent.empty() ? 0 : sent[peer];
+    post(peer_headers_[peer], peer, header_tag(call_), true, headers_);
+    post(own_headers_[peer], peer, header_tag(call_), false, messages_);
+  });
 }
 
 void Round::post_send(const at::Tensor& tensor, int peer, int64_t index) {
   if (tensor.numel() > 0) {
-    post(tensor, peer, data_tag(call_, index), false, messages_);
+    post(tensor, peer, data_tag(call_, index, tensor.numel()), false, messages_);
   }
 }
 
 void Round::post_receive(const at::Tensor& tensor, int peer, int64_t index) {
   if (tensor.numel() > 0) {
-    post(tensor, peer, data_tag(call_, index), true, messages_);
+    post(tensor, peer, data_tag(call_, index, tensor.numel()), true, messages_);
   }
 }
 
@@ -76,8 +71,8 @@ void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
   std::vector<at::Tensor> tensors{tensor};
   Message message{nullptr, peer, is_receive, "", false};
   try {
-    message.work = is_receive ? process_group_->recv(tensors, peer, tag)
-                              : process_group_->send(tensors, peer, tag);
+    message.work = is_receive ? transport_->recv(tensors, peer, tag)
+                              : transport_->send(tensors, peer, tag);
   } catch (const std::exception& error) {
     message.post_error = error.what();
   }
@@ -135,10 +130,14 @@ void Round::compare_headers() const {
   const Header mine = to_header(call_);
   for (const Message& message : headers_) {
     const int peer = message.peer;
+    const auto* const fields = peer_headers_[peer].const_data_ptr<int64_t>();
     Header theirs;
-    std::memcpy(theirs.data(), peer_headers_[peer].const_data_ptr(), sizeof(theirs));
+    std::copy(fields, fields + theirs.size(), theirs.begin());
     TORCH_CHECK(theirs == mine, "the ranks disagree: this rank called ", call_.signature(),
-                ", rank ", peer, " called ", from_header(theirs, call_, peer).signature());
+                ", rank ", peer, " called ", describe_peer(theirs, call_));
+    const int64_t sent = fields[theirs.size()];
+    TORCH_CHECK(expected_.empty() || sent == expected_[peer], "the ranks disagree: rank ", peer,
+                " sends ", sent, " elements to this rank, which expects ", expected_[peer]);
   }
 }
 

@@ -5,7 +5,7 @@
 #include "progress.h"
 
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <string>
 #include <vector>
@@ -18,15 +18,19 @@ inline bool is_long(const at::Tensor& tensor) { return tensor.nbytes() > 64 << 1
 /// Messages of one collective that are under way together.
 ///
 /// Note [Headers and tags]: a header's tag depends on the sequence number alone, so that ranks
-/// which disagree still read each other's headers. The data's tag depends on the whole signature,
-/// so that data of a call which does not match is not received into memory of another size.
+/// which disagree still read each other's headers. The data's tag depends on the whole signature
+/// and the message's size, so that data which does not match is not received into memory of another
+/// size.
 class Round {
  public:
-  Round(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call);
+  /// `transport` carries messages between two ranks.
+  Round(c10::intrusive_ptr<c10d::Backend> transport, const Call& call);
 
-  /// Exchanges headers with all peers, or sends to one and receives from another.
-  void post_headers();
-  void post_headers(int receiver, int sender);
+  /// Exchanges headers with all peers. Where ranks cannot know from the call how many elements go
+  /// from one to another: with those peers that are sent any or send any, each of which is told how
+  /// many it is sent, and must send as many as are expected from it.
+  void post_headers(const std::vector<int64_t>& sent = {},
+                    const std::vector<int64_t>& expected = {});
   /// Posts a message; `index` tells those of one collective between two ranks apart. Empty tensors
   /// need none. Never throws: memory must stay where messages already posted expect it, so
   /// complete() reports.
@@ -53,13 +57,14 @@ class Round {
             std::vector<Message>& messages);
   static void wait_for(Message& message, Deadline deadline);
   [[noreturn]] static void fail(int peer, bool is_receive, const std::string& reason);
-  void make_headers();
   void compare_headers() const;
 
-  c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
+  c10::intrusive_ptr<c10d::Backend> transport_;
   Call call_;
-  at::Tensor own_header_;
+  /// For each peer the header and how many elements are sent.
+  at::Tensor own_headers_;
   at::Tensor peer_headers_;
+  std::vector<int64_t> expected_;
   std::vector<Message> headers_;
   std::vector<Message> messages_;
 };

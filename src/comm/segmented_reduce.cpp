@@ -18,7 +18,7 @@ constexpr int64_t kDepth = 2;
 int64_t segment_bytes(int ranks, bool is_all_reduce) {
   constexpr int64_t kTogether = 8;  // of the longest ones, from all peers
   const int64_t longest = is_all_reduce ? 1 << 20 : 512 << 10;
-  return std::clamp<int64_t>(kTogether * longest / (kDepth * (ranks - 1)), 64 << 10, longest) & -64;
+  return std::clamp<int64_t>(kTogether * longest / (kDepth * std::max(ranks - 1, 1)), 64 << 10, longest) & -64;
 }
 
 }  // namespace
@@ -32,11 +32,11 @@ int64_t staging_bytes(int ranks, int64_t part_bytes, bool is_all_reduce) {
   return count * (ranks - 1) * std::min(segment, part_bytes);
 }
 
-SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::Backend> transport,
                                  const Call& call, at::Tensor output,
                                  std::vector<at::Tensor> inputs, Then then,
                                  std::shared_ptr<Staging> staging)
-    : process_group_(std::move(process_group)),
+    : transport_(std::move(transport)),
       call_(call),
       output_(std::move(output)),
       inputs_(std::move(inputs)),
@@ -45,8 +45,8 @@ SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_
       segment_numel_(segment_bytes(call.size, then == Then::kGather) /
                      static_cast<int64_t>(c10::elementSize(call.dtype))),
       depth_(std::min(kDepth, segments(inputs_[call.rank]))),
-      sends_(process_group_, call_),
-      gathered_(process_group_, call_) {
+      sends_(transport_, call_),
+      gathered_(transport_, call_) {
   block_ = staging_->take(staging_bytes(
       call_.size, static_cast<int64_t>(inputs_[call_.rank].nbytes()), then_ == Then::kGather));
   sends_.post_headers();
@@ -114,7 +114,7 @@ at::Tensor SegmentedReduce::arrival(int64_t index, int peer) const {
 }
 
 Round SegmentedReduce::post_arrivals(int64_t index) const {
-  Round round(process_group_, call_);
+  Round round(transport_, call_);
   for_each_peer(call_,
                 [&](int peer) { round.post_receive(arrival(index, peer), peer, 2 * index); });
   return round;

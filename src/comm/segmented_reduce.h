@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <memory>
 #include <mutex>
@@ -34,8 +34,8 @@ class SegmentedReduce final : public Operation {
 
   /// `inputs` has a part for every rank; what they send for inputs[rank] is reduced to `output`.
   /// Posts what is short.
-  SegmentedReduce(c10::intrusive_ptr<c10d::ProcessGroup> process_group, const Call& call,
-                  at::Tensor output, std::vector<at::Tensor> inputs, Then then,
+  SegmentedReduce(c10::intrusive_ptr<c10d::Backend> transport, const Call& call, at::Tensor output,
+                   std::vector<at::Tensor> inputs, Then then,
                   std::shared_ptr<Staging> staging);
 
   void start() override;
@@ -55,7 +55,7 @@ class SegmentedReduce final : public Operation {
   /// Whether it is what all peers are sent, so that it must not be written to before they have it.
   bool is_sent(const at::Tensor& output) const;
 
-  const c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
+  const c10::intrusive_ptr<c10d::Backend> transport_;
   const Call call_;
   const at::Tensor output_;
   const std::vector<at::Tensor> inputs_;

@@ -127,7 +127,7 @@ void DataParallelBase::find_parts() {
           .wire_dtype(options_.reduce_dtype()));
   reducer_->set_sync(is_sync);
   if (!buffer_group_ && !module_->buffers().empty() && overlaps_gather()) {
-    buffer_group_ = group_.another();
+    buffer_group_ = group_.duplicate();
   }
 }
 

@@ -235,7 +235,8 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(mutex_);
     std::vector<std::vector<at::Tensor>> means(sums_.size());
-    at::Device device = at::kCPU;
+    // The same on all ranks, also on one that has no gradients.
+    at::Device device = parameters_.empty() ? at::Device(at::kCPU) : parameters_[0].device();
     for (const auto& [parameter, gradient] : own_gradients_ ? own_gradients_() : share_of_grad()) {
       const auto found = groups_.find(parameter.unsafeGetTensorImpl());
       if (found != groups_.end()) {

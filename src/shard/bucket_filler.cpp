@@ -88,7 +88,11 @@ void BucketFiller::take(ParameterId id) {
       "of backward, or was unfrozen since the forward");
   TORCH_CHECK(!fill.is_taken[slot], "parameter '", parameter.name,
               "' got two gradients in one backward");
-  put(parameter, id.number, fill);
+  if (is_packed(fill)) {
+    fill.packing.add_stream(parameter.tensor.device());
+  } else {
+    put(parameter, id.number, fill);
+  }
   fill.is_taken[slot] = true;
   used_.add(id);
   --fill.missing;
@@ -177,10 +181,11 @@ at::ScalarType BucketFiller::wire_dtype_of(const Fill& fill) const {
   return options_.wire_dtype().value_or(part_of(fill).bucket(fill.bucket).scalar_type());
 }
 
-/// Gradients are divided on their way into the bucket, which costs nothing more than the copy and
-/// gives the bits of torch's DDP. In low precision the sum, which is a wide one, is divided.
-bool BucketFiller::averages_after_sum(const Fill& fill) const {
-  return c10::elementSize(wire_dtype_of(fill)) < sizeof(float);
+/// On a CPU gradients are divided on their way into the bucket, which costs nothing more than the
+/// copy and gives the bits of torch's DDP. In low precision the sum, which is a wide one, is divided.
+/// On a device the collective divides, as NCCL does it: on the way out of the bucket.
+bool BucketFiller::averages_in_collective(const Fill& fill) const {
+  return is_packed(fill) || c10::elementSize(wire_dtype_of(fill)) < sizeof(float);
 }
 
 /// Who releases values wants the least memory.
@@ -209,18 +214,22 @@ void BucketFiller::ensure_flat(Fill& fill) {
 
 void BucketFiller::put(const Parameter& parameter, size_t number, Fill& fill) {
   const at::Tensor gradient = parameter.tensor.grad();
-  TORCH_CHECK_TYPE(gradient.layout() == at::kStrided, "the gradient of parameter '", parameter.name,
-                   "' is ", gradient.layout(), ", but only dense gradients can be reduced");
-  TORCH_CHECK(!gradient.requires_grad(), "the gradient of parameter '", parameter.name,
-              "' itself requires a gradient (create_graph), which cannot be reduced");
+  check_can_be_reduced(parameter, gradient);
   ensure_flat(fill);
   at::Tensor view = part_of(fill).view_of(number, fill.flat);
-  if (!averages_after_sum(fill)) {
+  if (!averages_in_collective(fill)) {
     at::mul_out(view, gradient, scale_);
   } else if (gradient.const_data_ptr() != view.const_data_ptr()) {
     view.copy_(gradient);
   }
   parameter.tensor.mutable_grad() = is_sharded() ? at::Tensor() : view;
+}
+
+void BucketFiller::pack(Fill& fill) {
+  if (is_packed(fill)) {
+    ensure_flat(fill);
+    fill.packing.pack(part_of(fill), layout_of(fill), fill.flat, /*keeps=*/!is_sharded());
+  }
 }
 
 void BucketFiller::put_missing(Fill& fill) {
@@ -231,12 +240,16 @@ void BucketFiller::put_missing(Fill& fill) {
       continue;
     }
     const Parameter& parameter = part_of(fill).parameters()[slots[i].parameter];
-    if (parameter.tensor.grad().defined()) {
-      // Set by hand, or left by backwards that were not reduced (or, replicated, that were).
-      put(parameter, slots[i].parameter, fill);
-      used_.add({fill.part, slots[i].parameter});
-    } else {
+    if (!parameter.tensor.grad().defined()) {
       fill.flat.narrow(0, slots[i].offset, slots[i].numel).zero_();
+      continue;
+    }
+    // Set by hand, or left by backwards that were not reduced (or, replicated, that were).
+    used_.add({fill.part, slots[i].parameter});
+    if (is_packed(fill)) {
+      fill.packing.add_stream(parameter.tensor.device());
+    } else {
+      put(parameter, slots[i].parameter, fill);
     }
   }
 }
@@ -260,8 +273,7 @@ void BucketFiller::step_before(size_t place) {
     while (!started_.empty() && started_.front().fill <= &fill) {
       finish_oldest();
     }
-    wait(fill.agreement.work);
-    used_.take(fill.agreement, fill.part, layout_of(fill));
+    used_.take(std::exchange(fill.agreement, {}), [&](comm::Work& work) { wait(work); });
     part_of(fill).gradients().deliver(fill.bucket, used_.of(fill.part));
     part_of(fill).step_bucket(fill.bucket);
     if (fill.reduced.defined()) {
@@ -278,8 +290,9 @@ bool BucketFiller::can_reduce_within(const Fill& fill) const {
 }
 
 void BucketFiller::start(Fill& fill) {
+  pack(fill);
   const comm::Group& group = parts_[0]->group();
-  const auto op = averages_after_sum(fill) ? comm::ReduceOp::kAvg : comm::ReduceOp::kSum;
+  const auto op = averages_in_collective(fill) ? comm::ReduceOp::kAvg : comm::ReduceOp::kSum;
   if (!is_sharded()) {
     const bool is_cast = wire_dtype_of(fill) != fill.flat.scalar_type();
     const at::Tensor wire = is_cast ? fill.flat.to(wire_dtype_of(fill)) : fill.flat;
@@ -303,7 +316,7 @@ void BucketFiller::start(Fill& fill) {
   started_.push_back({&fill, std::exchange(fill.flat, at::Tensor()), adds ? arrival : at::Tensor(),
                       std::move(work)});
   if (is_stepped_in_backward(fill)) {
-    fill.agreement = used_.start_agreement(group, fill.part, layout_of(fill),
+    fill.agreement = used_.start_agreement(group, parameters_of(fill),
                                            "used parameters of " + label(fill));
   }
 }
@@ -385,21 +398,35 @@ void BucketFiller::deliver() {
       continue;
     }
     for (const Slot& slot : layout_of(fill).slots) {
-      if (used_.has({fill.part, slot.parameter})) {
-        part_of(fill).parameters()[slot.parameter].tensor.mutable_grad() =
-            part_of(fill).view_of(slot.parameter, fill.replicated);
+      // A rank without a gradient of its own has that of others.
+      at::Tensor& gradient = part_of(fill).parameters()[slot.parameter].tensor.mutable_grad();
+      if (!gradient.defined() && used_.has({fill.part, slot.parameter})) {
+        gradient = part_of(fill).view_of(slot.parameter, fill.replicated);
       }
     }
   }
 }
 
+std::vector<ParameterId> BucketFiller::parameters_of(const Fill& fill) const {
+  std::vector<ParameterId> ids;
+  for (const Slot& slot : layout_of(fill).slots) {
+    ids.push_back({fill.part, slot.parameter});
+  }
+  return ids;
+}
+
 void BucketFiller::agree_on_used() {
   // See Note [Unused parameters] in grad_reducer.h.
-  const bool is_for_any = std::any_of(fills_.begin(), fills_.end(), [&](const Fill& fill) {
-    return fill.is_active && !is_stepped_in_backward(fill);
-  });
-  if (is_for_any) {
-    used_.agree(parts_[0]->group());
+  std::vector<ParameterId> ids;
+  for (const Fill& fill : fills_) {
+    if (fill.is_active && !is_stepped_in_backward(fill)) {
+      const auto own = parameters_of(fill);
+      ids.insert(ids.end(), own.begin(), own.end());
+    }
+  }
+  if (!ids.empty()) {
+    used_.take(used_.start_agreement(parts_[0]->group(), std::move(ids), "used parameters"),
+               [&](comm::Work& work) { wait(work); });
   }
 }
 

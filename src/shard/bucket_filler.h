@@ -3,6 +3,7 @@
 
 #include "arrival_order.h"
 #include "bucket_pool.h"
+#include "packing.h"
 #include "used_parameters.h"
 #include <fairshard/shard/grad_reducer.h>
 
@@ -35,6 +36,8 @@ class BucketFiller {
     std::vector<bool> is_taken;
     size_t missing = 0;
     bool is_active = false;
+    /// Unless gradients are put into the bucket one by one.
+    Packing packing;
     /// Where gradients lie that every rank has; kept from one backward to the next.
     at::Tensor replicated;
     // Only if the bucket is stepped in backward:
@@ -58,6 +61,7 @@ class BucketFiller {
   size_t buckets_in_flight(const Fill& fill) const;
   void ensure_flat(Fill& fill);
   void put(const Parameter& parameter, size_t number, Fill& fill);
+  void pack(Fill& fill);
   void put_missing(Fill& fill);
   void start_ready();
   void start(Fill& fill);
@@ -66,6 +70,7 @@ class BucketFiller {
   void wait(comm::Work& work);
   void step_before(size_t place);
   void deliver();
+  std::vector<ParameterId> parameters_of(const Fill& fill) const;
   void agree_on_used();
   void learn_order();
 
@@ -74,10 +79,13 @@ class BucketFiller {
     return part_of(fill).plan().buckets()[fill.bucket];
   }
   at::ScalarType wire_dtype_of(const Fill& fill) const;
-  bool averages_after_sum(const Fill& fill) const;
+  bool averages_in_collective(const Fill& fill) const;
   std::string label(const Fill& fill) const;
   bool is_stepped_in_backward(const Fill& fill) const {
     return fill.is_active && is_order_known_ && part_of(fill).on_reduced;
+  }
+  bool is_packed(const Fill& fill) const {
+    return Packing::is_for(part_of(fill).bucket(fill.bucket));
   }
   bool is_sharded() const { return options_.mode() == GradientMode::kSharded; }
 

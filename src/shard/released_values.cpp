@@ -45,7 +45,7 @@ at::Tensor make_stand_in(const Parameter& parameter) {
 }  // namespace
 
 ReleasedValues::ReleasedValues(FlatParameters& part, bool gather_in_forward)
-    : part_(part), group_(part.group().another()), gathers_in_forward_(gather_in_forward) {
+    : part_(part), group_(part.group().duplicate()), gathers_in_forward_(gather_in_forward) {
   follow_plan();
 }
 
@@ -152,7 +152,7 @@ void ReleasedValues::start(size_t bucket) {
   part_.own_range(bucket).copy_(state.own);
   state.fetch = comm::all_gather(group_, flat, part_.own_range(bucket),
                                  c10::str("released parameters of bucket ", bucket),
-                                 part_.plan().buckets()[bucket].bounds, static_cast<int>(bucket));
+                                 part_.plan().buckets()[bucket].bounds);
   state.own.reset();
   state.where = Where::kComing;
 }

@@ -1,8 +1,10 @@
 #include "used_parameters.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace fairshard::shard {
 
@@ -12,37 +14,35 @@ UsedParameters::UsedParameters(const std::vector<std::shared_ptr<FlatParameters>
   }
 }
 
-void UsedParameters::agree(const comm::Group& group) {
-  int64_t count = 0;
-  for (const auto& used : is_used_) {
-    count += static_cast<int64_t>(used.size());
-  }
-  const at::Tensor flags = at::zeros({count}, at::kByte);
-  auto* target = flags.mutable_data_ptr<uint8_t>();
-  for (const auto& used : is_used_) {
-    target = std::copy(used.begin(), used.end(), target);
-  }
-  comm::all_reduce(group, flags, comm::ReduceOp::kMax, "used parameters").wait();
-  const auto* source = flags.const_data_ptr<uint8_t>();
-  for (auto& used : is_used_) {
-    std::copy(source, source + used.size(), used.begin());
-    source += used.size();
-  }
-}
-
-UsedParameters::Agreement UsedParameters::start_agreement(const comm::Group& group, size_t part,
-                                                          const Bucket& bucket,
+UsedParameters::Agreement UsedParameters::start_agreement(const comm::Group& group,
+                                                          std::vector<ParameterId> parameters,
                                                           const std::string& label) const {
-  const at::Tensor flags = at::zeros({static_cast<int64_t>(bucket.slots.size())}, at::kByte);
-  std::transform(bucket.slots.begin(), bucket.slots.end(), flags.mutable_data_ptr<uint8_t>(),
-                 [&](const Slot& slot) { return has({part, slot.parameter}) ? 1 : 0; });
-  return {flags, comm::all_reduce(group, flags, comm::ReduceOp::kMax, label)};
+  Agreement agreement;
+  agreement.parameters = std::move(parameters);
+  const auto& ids = agreement.parameters;
+  agreement.is_known = std::all_of(ids.begin(), ids.end(), [&](ParameterId id) { return has(id); });
+  const auto count = static_cast<int64_t>(ids.size());
+  const auto options = at::TensorOptions(at::kByte);
+  if (agreement.is_known) {
+    agreement.flags = at::ones({count}, options.device(group.control_device()));
+  } else {
+    agreement.flags = at::empty({count}, options);
+    std::transform(ids.begin(), ids.end(), agreement.flags.mutable_data_ptr<uint8_t>(),
+                   [&](ParameterId id) { return has(id) ? 1 : 0; });
+  }
+  agreement.work = comm::all_reduce(group, agreement.flags, comm::ReduceOp::kMax, label);
+  return agreement;
 }
 
-void UsedParameters::take(const Agreement& agreement, size_t part, const Bucket& bucket) {
+void UsedParameters::take(Agreement agreement, const Wait& wait) {
+  if (agreement.is_known) {
+    return;
+  }
+  wait(agreement.work);
   const auto* const flags = agreement.flags.const_data_ptr<uint8_t>();
-  for (size_t i = 0; i < bucket.slots.size(); ++i) {
-    is_used_[part][bucket.slots[i].parameter] = flags[i] != 0;
+  for (size_t i = 0; i < agreement.parameters.size(); ++i) {
+    const auto& [part, number] = agreement.parameters[i];
+    is_used_[part][number] = flags[i] != 0;
   }
 }
 

@@ -4,19 +4,27 @@
 #include "arrival_order.h"
 #include <fairshard/comm/collectives.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace fairshard::shard {
 
 /// On this rank; after an agreement, on any rank.
+///
+/// Note [Nobody waits to agree]: a rank that has used all parameters in question knows what any rank
+/// has used, so it takes part in the agreement and does not wait for it. Where control data lives on
+/// a device, only a rank that lacks a gradient makes its host wait for that.
 class UsedParameters {
  public:
-  /// What brings about an agreement on one bucket.
+  /// What brings about an agreement.
   struct Agreement {
+    std::vector<ParameterId> parameters;
+    bool is_known = true;
     at::Tensor flags;
     comm::Work work;
   };
+  using Wait = std::function<void(comm::Work&)>;
 
   /// None of them, at first.
   UsedParameters() = default;
@@ -27,13 +35,11 @@ class UsedParameters {
   /// For each parameter of a part.
   const std::vector<bool>& of(size_t part) const { return is_used_[part]; }
 
-  /// On all parameters. Collective.
-  void agree(const comm::Group& group);
-  /// On one bucket of a part. Collective.
-  Agreement start_agreement(const comm::Group& group, size_t part, const Bucket& bucket,
+  /// On these parameters. Collective; does not block.
+  Agreement start_agreement(const comm::Group& group, std::vector<ParameterId> parameters,
                             const std::string& label) const;
-  /// Once its work is done.
-  void take(const Agreement& agreement, size_t part, const Bucket& bucket);
+  /// What was agreed on; waits for it if need be.
+  void take(Agreement agreement, const Wait& wait);
 
  private:
   std::vector<std::vector<bool>> is_used_;

@@ -1,7 +1,6 @@
 #pragma once
-// Asynchronous collectives with one best way per backend: NCCL's own for CUDA tensors; over Gloo,
-// direct messages between all ranks and sums in rank order (half the bytes of Gloo's own
-// reduce-scatter, and the same bits on every run).
+// c10d's asynchronous collectives with what it lacks: unequal parts, labels, sums of low precision
+// in float32. Which backend moves the data is the process group's affair.
 
 #include <fairshard/comm/group.h>
 #include <fairshard/comm/work.h>
@@ -20,11 +19,13 @@ enum class ReduceOp { kSum, kAvg, kMin, kMax };
 using Bounds = std::vector<int64_t>;
 
 // All functions here are collective: every rank of the group calls them, in the same order, with
-// tensors of the same size and dtype. Over Gloo a difference is found and named. They return at
-// once; results are valid after Work::wait(). Tensors are dense and contiguous, and are neither
-// read nor written by the caller until then. `label` names the call in error messages.
+// tensors of the same size and dtype, and the same label. Direct exchange finds and names a
+// difference. They return at once; results are valid after Work::wait(). Tensors are dense and
+// contiguous, and are neither read nor written by the caller until then. `label` names the call in
+// error messages.
 //
-// Sums of float16 and bfloat16 are taken in float32 over Gloo.
+// CPU tensors are taken by every group: where it has no backend for them (NCCL alone), they travel
+// by way of its own device. Direct exchange sums float16 and bfloat16 in float32.
 
 /// Every rank's tensor becomes the reduction of all.
 Work all_reduce(const Group& group, const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum,
@@ -35,13 +36,13 @@ Work broadcast(const Group& group, const at::Tensor& tensor, int root,
                const std::string& label = "");
 
 /// `output` becomes the inputs of all ranks, one after another. `input` may be this rank's own part
-/// of `output`. Ranks that give different numbers get an error: for calls that else look alike.
+/// of `output`.
 Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input,
-                const std::string& label = "", const Bounds& bounds = {}, int number = -1);
+                const std::string& label = "", const Bounds& bounds = {});
 
 /// `output` becomes this rank's part of the reduction of all inputs; an input has a part per rank.
 /// `output` may be this rank's own part of `input`. It may also be float32 while the input is
-/// float16 or bfloat16: low precision on the wire, and over Gloo full precision in the sum.
+/// float16 or bfloat16: low precision on the wire and, by direct exchange, full precision in the sum.
 Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
                     ReduceOp op = ReduceOp::kSum, const std::string& label = "",
                     const Bounds& bounds = {});

@@ -3,6 +3,8 @@
 
 #include <fairshard/comm/group.h>
 
+#include <torch/arg.h>
+
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -34,6 +36,8 @@ struct LaunchOptions {
   // Behaviour
   /// The timeout of the ranks' group, in seconds.
   TORCH_ARG(double, timeout_s) = 300;
+  /// What moves tensors; see GroupOptions.
+  TORCH_ARG(std::string, backend);
   /// How long other ranks have, after one has failed, to end by themselves before they are killed.
   TORCH_ARG(double, grace_s) = 5;
 

@@ -55,7 +55,7 @@ TEST(Init, OneRankNeedsNothing) {
   EXPECT_EQ(group.size(), 1);
   at::Tensor tensor = at::ones({3});
   all_reduce(group, tensor).wait();
-  EXPECT_EQ(group.backend_name(c10::DeviceType::CPU), "gloo");
+  EXPECT_EQ(group.backend_name(c10::DeviceType::CPU), "fairshard");
 }
 
 TEST(Init, RanksMeetAtAPort) {

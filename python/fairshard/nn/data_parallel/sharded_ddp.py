@@ -285,6 +285,6 @@ class ShardedDataParallel(nn.Module):
             self._block_hooks.forget()
         is_overlapped = any(optimizer.overlap_gather for optimizer in self._optimizers())
         if is_overlapped and self._buffer_comm is self._comm and next(self.module.buffers(), None) is not None:
-            self._buffer_comm = self._comm.another()
+            self._buffer_comm = self._comm.duplicate()
         if self._block_hooks is None and (self._released or is_overlapped):
             self._block_hooks = BlockHooks(self.module)

@@ -1,0 +1,64 @@
+#include <fairshard/comm/work.h>
+
+#include "direct_work.h"
+#include "work_state.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <thread>
+#include <utility>
+
+namespace fairshard::comm {
+namespace {
+
+/// Counts the time that the host spends in it.
+class Waiting {
+ public:
+  explicit Waiting(Group::State& group) : group_(group) {}
+  ~Waiting() {
+    group_.waited_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start_).count();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  Group::State& group_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+void Work::wait() {
+  if (!state_) {
+    return;
+  }
+  const Waiting waiting(*state_->group);
+  state_->work->wait();  // with a timeout of its own NCCL would make the host wait for the device
+  if (state_->result.defined()) {
+    const at::NoGradGuard no_grad;
+    state_->result.copy_(std::exchange(state_->arrival, {}));
+    state_->result.reset();
+  }
+}
+
+bool Work::is_done() const { return !state_ || state_->work->isCompleted(); }
+
+bool Work::is_done_within(std::chrono::milliseconds time) {
+  if (!state_) {
+    return true;
+  }
+  const Waiting waiting(*state_->group);
+  if (auto* const direct = dynamic_cast<DirectWork*>(state_->work.get())) {
+    return direct->wait_for(time);
+  }
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (!state_->work->isCompleted()) {
+    if (std::chrono::steady_clock::now() > end) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return true;
+}
+
+}  // namespace fairshard::comm

@@ -1,0 +1,22 @@
+#pragma once
+// What a Work holds.
+
+#include "group_state.h"
+#include <fairshard/comm/work.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <memory>
+
+namespace fairshard::comm {
+
+struct Work::State {
+  std::shared_ptr<Group::State> group;
+  c10::intrusive_ptr<c10d::Work> work;
+  /// What the result is copied to from where it arrives, if those are not the same.
+  at::Tensor result;
+  at::Tensor arrival;
+};
+
+}  // namespace fairshard::comm

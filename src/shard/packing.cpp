@@ -1,0 +1,67 @@
+#include "packing.h"
+
+#include <ATen/ops/_foreach_copy.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fairshard::shard {
+
+void check_can_be_reduced(const Parameter& parameter, const at::Tensor& gradient) {
+  TORCH_CHECK_TYPE(gradient.layout() == at::kStrided, "the gradient of parameter '", parameter.name,
+                   "' is ", gradient.layout(), ", but only dense gradients can be reduced");
+  TORCH_CHECK(!gradient.requires_grad(), "the gradient of parameter '", parameter.name,
+              "' itself requires a gradient (create_graph), which cannot be reduced");
+}
+
+void Packing::add_stream(const at::Device& device) {
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
+    streams_.push_back(stream);
+  }
+}
+
+void Packing::pack(const FlatParameters& part, const Bucket& bucket, const at::Tensor& flat,
+                   bool keeps) {
+  std::vector<at::Tensor> places;
+  std::vector<at::Tensor> gradients;
+  places.reserve(bucket.slots.size());
+  gradients.reserve(bucket.slots.size());
+  const auto* const start = static_cast<const char*>(flat.const_data_ptr());
+  for (const Slot& slot : bucket.slots) {
+    const Parameter& parameter = part.parameters()[slot.parameter];
+    at::Tensor& gradient = parameter.tensor.mutable_grad();
+    if (!gradient.defined() ||
+        gradient.const_data_ptr() == start + slot.offset * flat.element_size()) {
+      continue;  // it is in its place already, or zeros are
+    }
+    check_can_be_reduced(parameter, gradient);
+    places.push_back(part.view_of(slot.parameter, flat));
+    gradients.push_back(std::exchange(gradient, keeps ? places.back() : at::Tensor()));
+  }
+  follow_streams(gradients);
+  if (!places.empty()) {
+    at::_foreach_copy_(places, gradients);
+  }
+}
+
+/// The current stream waits for those that gradients were made on, whose memory it reads.
+void Packing::follow_streams(const std::vector<at::Tensor>& gradients) {
+  for (const c10::Stream& stream : std::exchange(streams_, {})) {
+    const c10::impl::VirtualGuardImpl device(stream.device_type());
+    const c10::Stream current = device.getStream(stream.device());
+    if (current != stream) {
+      c10::Event event(stream.device_type());
+      event.record(stream);
+      event.block(current);
+      for (const at::Tensor& gradient : gradients) {
+        gradient.record_stream(current);
+      }
+    }
+  }
+}
+
+}  // namespace fairshard::shard
