@@ -264,7 +264,7 @@ SYSTEMS = {
     "adascale": _ours("gradients, SGD with AdaScale", adascale, optimizer="SGD"),
     "gradients-scaled": _ours("gradients, ShardedGradScaler", gradients_scaled),
     "ddp-scaled": System("DDP, torch.amp.GradScaler", ddp_scaled),
-    "alone": System("one rank alone", alone),
+    "alone": System("not wrapped", alone),
 }
 TORCH = ["ddp", "ddp+zero"]
 #: Our modes, in Python.
