@@ -43,7 +43,7 @@ fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 docs: ## make the reference of the C++ headers in build/docs (Doxygen)
 	@scripts/docs
 
-bench: build ## measure us and the peers (FULL=1: every row), and write docs/performance.md anew
+bench: build ## measure us and the peers (FULL=1: every row), and write the pages of figures anew
 	@scripts/setup bench
 	@.venv-bench/bin/python benchmarks/run.py $(if $(FULL),--full) $(ARGS)
 

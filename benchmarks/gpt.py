@@ -1,10 +1,22 @@
-"""The model that the benchmarks train: a GPT over bytes, written for speed on small machines."""
+"""The model that the benchmarks train: a GPT, over bytes on small machines and over tokens on GPUs."""
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-SIZES = {"tiny": (64, 2, 2), "2m": (160, 5, 5), "10m": (320, 8, 5), "60m": (640, 12, 10)}
+#: Width, layers, heads.
+SIZES = {
+    "tiny": (64, 2, 2),
+    "2m": (160, 5, 5),
+    "10m": (320, 8, 5),
+    "60m": (640, 12, 10),
+    "tiny-tied": (64, 2, 2),
+    "124m": (768, 12, 12),
+    "350m": (1024, 24, 16),
+}
+#: Of those over tokens, whose head is the embedding, as GPT-2's is; a multiple of 64, for the GPU's sake.
+VOCABULARIES = {"tiny-tied": 512, "124m": 50304, "350m": 50304}
+BYTES = 256
 
 
 class Block(nn.Module):
@@ -30,11 +42,15 @@ class Gpt(nn.Module):
     def __init__(self, size: str, length: int) -> None:
         super().__init__()
         width, layers, heads = SIZES[size]
-        self.bytes = nn.Embedding(256, width)
+        vocabulary, is_tied = VOCABULARIES.get(size, BYTES), size in VOCABULARIES
+        self.bytes = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
         self.last_norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 256)
+        self.head = nn.Linear(width, vocabulary, bias=not is_tied)
+        if is_tied:
+            self.head.weight = self.bytes.weight
+            nn.init.normal_(self.bytes.weight, std=0.02)  # an embedding's own would make logits of tens
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = self.bytes(text[:, :-1]) + self.positions(torch.arange(text.shape[1] - 1, device=text.device))

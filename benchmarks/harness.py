@@ -5,6 +5,7 @@ an import takes seconds.
 """
 
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -125,12 +126,10 @@ def compare(systems: Iterable[str], work: Work, place: Place) -> dict:
     memory, runs, not_run = {}, {}, {}
     rounds = range(-1, work.rounds + work.more_rounds)  # the first is for memory
     for number in rounds:
-        # Every round begins with another one, so that none is always the first.
         order = [name for name in systems if name not in not_run]
         if number >= work.rounds:
             order = close_to_fastest({name: runs[name][: work.rounds] for name in order})
-        start = max(number, 0) * 3 % max(len(order), 1)
-        for name in order[start:] + order[:start]:
+        for name in in_turn(order, max(number, 0)):
             try:
                 ranks = run(name, work, place, is_for_memory=number < 0)
             except RankError as error:
@@ -147,6 +146,12 @@ def compare(systems: Iterable[str], work: Work, place: Place) -> dict:
     figures = {name: _summary(runs[name], memory[name], place) for name in systems if name not in not_run}
     _check_losses(figures, not_run)
     return {"work": asdict(work), "systems": figures, "not_run": not_run}
+
+
+def in_turn(systems: list[str], number: int) -> list[str]:
+    """The order of a round: each begins with another one, so that none is always the first."""
+    start = number * 3 % max(len(systems), 1)
+    return systems[start:] + systems[:start]
 
 
 def close_to_fastest(runs: dict[str, list[list[dict]]]) -> list[str]:
@@ -173,15 +178,26 @@ def _summary(runs: list[list[dict]], memory_run: list[dict], place: Place) -> di
 
 def _check_losses(figures: dict, not_run: dict) -> None:
     """Takes figures away from systems whose losses are not those of most others with the same optimizer."""
-    losses: dict[str, list[float]] = {}
-    for name, row in figures.items():
-        losses.setdefault(SYSTEMS[name].optimizer, []).extend(row["loss"])
-    for name in list(figures):
-        reference = statistics.median(losses[SYSTEMS[name].optimizer])
-        away = max(abs(value - reference) / abs(reference) for value in figures[name]["loss"])
-        if away > SYSTEMS[name].tolerance:
-            reason = f"its loss is {away:.2%} away from the others', so that its time means nothing"
-            if SYSTEMS[name].is_ours:
-                raise RuntimeError(f"{name}: {reason} ({figures[name]['loss']}, {reference})")
-            not_run[name] = reason
-            del figures[name]
+    for name, reason in wrong_losses({name: row["loss"] for name, row in figures.items()}).items():
+        if SYSTEMS[name].is_ours:
+            raise RuntimeError(f"{name}: {reason} ({figures[name]['loss']})")
+        not_run[name] = reason
+        del figures[name]
+
+
+def wrong_losses(losses: dict[str, list[float]], tolerance: float | None = None) -> dict[str, str]:
+    """Systems with a loss that is not that of most others with the same optimizer, and what is to be said of them.
+
+    How far it may be from theirs is each system's own matter, if no ``tolerance`` is given.
+    """
+    all_losses: dict[str, list[float]] = {}
+    for name, values in losses.items():
+        all_losses.setdefault(SYSTEMS[name].optimizer, []).extend(filter(math.isfinite, values))
+    wrong = {}
+    for name, values in losses.items():
+        others = all_losses[SYSTEMS[name].optimizer]
+        is_finite = all(map(math.isfinite, values))
+        away = max(abs(value / statistics.median(others) - 1) for value in values) if is_finite else math.inf
+        if away > (SYSTEMS[name].tolerance if tolerance is None else tolerance):
+            wrong[name] = f"its loss is {away:.2%} away from the others', so that its time means nothing"
+    return wrong

@@ -53,8 +53,16 @@ def _program() -> str:
     return "/".join(Path(sys.argv[0]).parts[-2:])
 
 
-def write(name: str, figures: dict) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def described(about: dict) -> str:
+    """One line, for a page."""
+    versions = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
+    machine = about["machine"]
+    where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']} GB, Linux {machine['kernel']}"
+    return f"`{about['command']}` at {about['commit']}: {where}; {versions}."
+
+
+def write(name: str, figures: dict, folder: Path = RESULTS) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"about": about(), **figures}, indent=1) + "\n")
     return path

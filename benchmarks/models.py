@@ -11,17 +11,18 @@ LENGTH = 64
 IMAGE = 32
 
 
-def make_model(name: str) -> nn.Module:
+def make_model(name: str, length: int = LENGTH) -> nn.Module:
     torch.manual_seed(0)
-    return convnet.ConvNet(name) if name in convnet.SIZES else gpt.Gpt(name, LENGTH)
+    return convnet.ConvNet(name) if name in convnet.SIZES else gpt.Gpt(name, length)
 
 
-def make_inputs(name: str, batch: int, rank: int) -> tuple[torch.Tensor, ...]:
+def make_inputs(name: str, batch: int, rank: int, length: int = LENGTH) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(1 + rank)
     if name in convnet.SIZES:
         images = torch.randn(batch, 3, IMAGE, IMAGE, generator=generator)
         return images, torch.randint(convnet.CLASSES, (batch,), generator=generator)
-    return (torch.randint(256, (batch, LENGTH + 1), generator=generator),)
+    vocabulary = gpt.VOCABULARIES.get(name, gpt.BYTES)
+    return (torch.randint(vocabulary, (batch, length + 1), generator=generator),)
 
 
 def write_for_cpp(name: str, batch: int, ranks: int, path: Path) -> None:

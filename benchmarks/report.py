@@ -1,9 +1,9 @@
-"""Makes the tables and pictures of docs/performance.md from benchmarks/results/*.json.
+"""Makes the tables and pictures of docs/performance.md and docs/gpu.md from benchmarks/results/*.json.
 
     python benchmarks/report.py            # writes them
-    python benchmarks/report.py --check    # says whether page and results agree
+    python benchmarks/report.py --check    # says whether pages and results agree
 
-The page is written by hand around blocks that begin with `<!-- made: NAME -->` and end with `<!-- end -->`; only what
+The pages are written by hand around blocks that begin with `<!-- made: NAME -->` and end with `<!-- end -->`; only what
 is between them is made here. A block without results says so; a file of results that no block shows is an error.
 """
 
@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gpu_tables
+import machine
 from pictures import bars, lines
 from systems import SYSTEMS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGE = DOCS / "performance.md"
+PAGES = [DOCS / "performance.md", DOCS / "gpu.md"]
 BLOCK = re.compile(r"(<!-- made: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = "Not measured yet.\n"
 
@@ -46,14 +48,9 @@ class Report:
         if source not in self.results:
             return NOT_MEASURED
         self.shown.add(source)
-        return makers.get(name, self._sharded)(source) + self._about(source)
-
-    def _about(self, name: str) -> str:
-        about = self.results[name]["about"]
-        versions = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
-        machine = about["machine"]
-        where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']} GB, Linux {machine['kernel']}"
-        return f"\n`{about['command']}` at {about['commit']}: {where}; {versions}.\n"
+        if source == "gpu-training":  # each row may be of another run
+            return "\n".join(gpu_tables.section(row) for row in self.results[source]["rows"].values())
+        return makers.get(name, self._sharded)(source) + f"\n{machine.described(self.results[source]['about'])}\n"
 
     def _sharded(self, name: str) -> str:
         found = self.results[name]
@@ -227,13 +224,14 @@ def _phase(median: dict, phase: str) -> float:
     return median[phase]
 
 
-def make(page: str) -> tuple[str, dict[str, str]]:
-    """The page with its blocks made anew, and the pictures by their names."""
+def make(*pages: str) -> tuple[list[str], dict[str, str]]:
+    """The pages with their blocks made anew, and the pictures by their names."""
     report = Report()
-    made = BLOCK.sub(lambda found: found[1] + report.block(found[2]) + found[4], page)
+    made = [BLOCK.sub(lambda found: found[1] + report.block(found[2]) + found[4], page) for page in pages]
     hidden = report.results.keys() - report.shown
     if hidden:
-        raise SystemExit(f"docs/performance.md has no block for the results {', '.join(sorted(hidden))}")
+        names = " and ".join(f"docs/{page.name}" for page in PAGES)
+        raise SystemExit(f"{names} have no block for the results {', '.join(sorted(hidden))}")
     return made, {f"performance-{name}.svg": picture for name, picture in report.pictures.items()}
 
 
@@ -241,8 +239,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if something would change")
     options = parser.parse_args()
-    page, pictures = make(PAGE.read_text())
-    files = {PAGE: page} | {DOCS / name: picture for name, picture in pictures.items()}
+    made, pictures = make(*(page.read_text() for page in PAGES))
+    files = dict(zip(PAGES, made, strict=True)) | {DOCS / name: picture for name, picture in pictures.items()}
     stale = [path.name for path, text in files.items() if not path.exists() or path.read_text() != text]
     stale += [path.name for path in DOCS.glob("performance-*.svg") if path not in files]
     if options.check and stale:
@@ -250,7 +248,7 @@ def main() -> None:
     if not options.check:
         for path, text in files.items():
             path.write_text(text)
-    print("docs/performance.md agrees with benchmarks/results" if options.check else f"wrote {len(files)} files")
+    print("the pages agree with benchmarks/results" if options.check else f"wrote {len(files)} files")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make bench`: runs the benchmarks one after another, and then writes docs/performance.md anew.
+"""`make bench`: runs the benchmarks one after another, and then writes the pages of figures anew.
 
 python benchmarks/run.py            # the main rows, under a quarter of an hour on two cores
 python benchmarks/run.py --full     # every row
@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 MAIN = [["sharded_training.py"], ["checkpoints.py", "--out"], ["growth.py"]]
 FULL = [["sharded_training.py", "--full"], ["checkpoints.py", "--out"], ["growth.py", "--full"]]
-GPU = [["offload_training.py"]]
+GPU = [["gpu_training.py"], ["offload_training.py"]]
 
 
 def main() -> None:

@@ -18,11 +18,9 @@ import sys
 import machine
 from harness import Place, Work, compare, run
 from links import cannot_make_links, private_loopback, slow_link
-from systems import SYSTEMS
+from systems import OURS, SYSTEMS, TORCH
 
-TORCH = ["ddp", "ddp+zero"]
 PEERS = [*TORCH, "fairscale-ddp", "fairscale-sharded", "fsdp", "fsdp-reshard", "deepspeed-1", "deepspeed-2"]
-OURS = ["replicated", "optimizer", "gradients", "overlap", "in-backward", "released", "released-overlap"]
 CPP = ["cpp-replicated", "cpp-optimizer", "cpp-gradients", "cpp-in-backward"]
 NARROW = ["bf16-gradients", "bf16-wire"]
 

@@ -77,7 +77,7 @@ def _fsdp(model: nn.Module, reshard: bool) -> Training:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
@@ -264,5 +264,8 @@ SYSTEMS = {
     "adascale": _ours("gradients, SGD with AdaScale", adascale, optimizer="SGD"),
     "gradients-scaled": _ours("gradients, ShardedGradScaler", gradients_scaled),
     "ddp-scaled": System("DDP, torch.amp.GradScaler", ddp_scaled),
-    "alone": System("one rank alone", alone),
+    "alone": System("not wrapped", alone),
 }
+TORCH = ["ddp", "ddp+zero"]
+#: Our modes, in Python.
+OURS = ["replicated", "optimizer", "gradients", "overlap", "in-backward", "released", "released-overlap"]

@@ -3,16 +3,8 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 def _figures(loss):
@@ -37,6 +29,14 @@ def test_another_loss_of_ours_is_an_error(benchmarks):
         _check_losses(figures, {})
 
 
+def test_a_loss_that_is_no_number_is_wrong(benchmarks):
+    from harness import wrong_losses
+
+    losses = {"ddp": [2.0, 2.001], "fsdp": [2.0, float("nan")], "gradients": [2.01, 2.0]}
+    assert list(wrong_losses(losses)) == ["fsdp", "gradients"]
+    assert list(wrong_losses(losses, tolerance=1e-2)) == ["fsdp"]
+
+
 def test_who_comes_close_to_the_fastest_runs_on(benchmarks):
     from harness import close_to_fastest
 
@@ -47,17 +47,15 @@ def test_who_comes_close_to_the_fastest_runs_on(benchmarks):
     assert found == ["a", "b"]
 
 
-def test_the_page_says_what_the_results_say():
-    subprocess.run([sys.executable, BENCHMARKS / "report.py", "--check"], check=True)
+def test_the_pages_say_what_the_results_say(benchmarks):
+    subprocess.run([sys.executable, benchmarks / "report.py", "--check"], check=True)
 
 
 @pytest.fixture
-def one_result(benchmarks, monkeypatch, tmp_path):
+def one_result(benchmarks, about, monkeypatch, tmp_path):
     import report
 
     monkeypatch.setattr(report, "HERE", tmp_path)
-    machine = {"cpu": "a CPU", "cores": 2, "memory_gb": 4, "kernel": "6"}
-    about = {"commit": "c0ffee", "command": "python x.py", "versions": {"torch": "2"}, "machine": machine}
     work = {"model": "tiny", "ranks": 2, "batch": 2, "steps": 3, "warmup": 1, "rounds": 1}
     systems = {"ddp": {**_figures(2.0), "ms": 12.0}, "gradients": {**_figures(2.0), "ms": 10.0}}
     found = {"about": about, "work": work, "systems": systems, "not_run": {"fsdp": "no reason"}, "alone": 100}
@@ -67,12 +65,12 @@ def one_result(benchmarks, monkeypatch, tmp_path):
 
 
 def test_blocks_are_made_from_results_and_what_is_around_them_stays(one_result):
-    page, pictures = one_result.make("before\n<!-- made: sharded-tiny -->\nold\n<!-- end -->\nafter\n")
+    [page], pictures = one_result.make("before\n<!-- made: sharded-tiny -->\nold\n<!-- end -->\nafter\n")
     assert page.startswith("before\n<!-- made: sharded-tiny -->\n") and page.endswith("<!-- end -->\nafter\n")
     assert "| DDP | 12 | 1-1 | 1.20 |" in page and "| **ours, gradients** | 10 | 1-1 | 1.00 |" in page
     assert "not run: no reason" in page and "old" not in page
     assert list(pictures) == ["performance-sharded-tiny.svg"]
-    assert one_result.make(page) == (page, pictures)
+    assert one_result.make(page) == ([page], pictures)
 
 
 def test_results_without_a_block_are_an_error(one_result):
@@ -82,5 +80,5 @@ def test_results_without_a_block_are_an_error(one_result):
 
 def test_a_block_without_results_says_so(one_result):
     shown = "<!-- made: sharded-tiny -->\n<!-- end -->\n"
-    page, _ = one_result.make(shown + "<!-- made: sharded-other -->\n<!-- end -->\n")
+    [page], _ = one_result.make(shown + "<!-- made: sharded-other -->\n<!-- end -->\n")
     assert page.endswith("<!-- made: sharded-other -->\nNot measured yet.\n<!-- end -->\n")
