@@ -14,7 +14,6 @@ from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParalle
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale, AdaScaleWrapper, ShardedGradScaler
 from support.models import loss_of, mlp, values
-from support.ranks import run_ranks
 
 BEFORE, AFTER = 3, 10
 
@@ -60,7 +59,7 @@ def _run(rank, world_size, folder, is_resumed, kind, options, dtype=torch.float3
 
 
 @pytest.mark.parametrize(("ranks", "resumed"), [(2, 2), (2, 3), (3, 1)], ids=lambda pair: str(pair))
-def test_a_run_goes_on_with_any_number_of_ranks(tmp_path, ranks, resumed):
+def test_a_run_goes_on_with_any_number_of_ranks(run_ranks, tmp_path, ranks, resumed):
     kind = "wrapped" if resumed == 1 else "blocking"
     before = run_ranks(ranks, _run, str(tmp_path), False, kind, {})
     after = run_ranks(resumed, _run, str(tmp_path), True, kind, {})
@@ -71,7 +70,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path, ranks, resumed):
     assert torch.equal(after[0][1], before[0][1])
 
 
-def test_whole_tensors_master_weights_and_low_precision(tmp_path):
+def test_whole_tensors_master_weights_and_low_precision(run_ranks, tmp_path):
     masters = {"master_weights": True}
     before = run_ranks(2, _run, str(tmp_path / "a"), False, "async", masters, torch.bfloat16)
     after = run_ranks(2, _run, str(tmp_path / "a"), True, "async", {**masters, "partition": "tensor"}, torch.bfloat16)
@@ -116,7 +115,7 @@ def _sharded_from_plain(rank, world_size, folder, optim, options):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_plain_optimizers_become_sharded_and_back(tmp_path, optim, options):
+def test_plain_optimizers_become_sharded_and_back(run_ranks, tmp_path, optim, options):
     model = mlp()
     optimizer = optim(model.parameters(), **options)
     _plain_steps(model, optimizer, 0, 3)
@@ -275,7 +274,7 @@ def _with_adascale(rank, world_size, folder):
     return True
 
 
-def test_an_adascale_goes_on_with_its_means(tmp_path):
+def test_an_adascale_goes_on_with_its_means(run_ranks, tmp_path):
     assert all(run_ranks(2, _with_adascale, str(tmp_path)))
 
 
@@ -306,6 +305,6 @@ def _with_slowmo(rank, world_size, folder):
     return values(second)
 
 
-def test_nodes_that_train_apart_go_on_apart(tmp_path):
+def test_nodes_that_train_apart_go_on_apart(run_ranks, tmp_path):
     results = run_ranks(4, _with_slowmo, str(tmp_path))
     assert not torch.equal(results[0][0], results[2][0])

@@ -12,7 +12,6 @@ from fairshard.checkpoint import Checkpoint, latest, model_state_dict
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import loss_of, mlp
-from support.ranks import run_ranks
 
 BIN = Path(__file__).parents[3] / "build/bin"
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
@@ -61,7 +60,7 @@ def _sharded(rank, world_size, folder, is_resumed):
     return _steps(parallel, optimizer, rank, world_size, 5, 15)
 
 
-def test_python_goes_on_from_cpp(tmp_path):
+def test_python_goes_on_from_cpp(run_ranks, tmp_path):
     whole = _cpp_losses(tmp_path / "whole", 1, 15, 0)
     _cpp_losses(tmp_path / "a", 3, 5, 5)
     sharded = run_ranks(2, _sharded, str(tmp_path / "a"), True)[0]
@@ -72,7 +71,7 @@ def test_python_goes_on_from_cpp(tmp_path):
     assert _steps(model, plain, 0, 1, 5, 15) == pytest.approx(whole[5:], rel=1e-5)
 
 
-def test_cpp_goes_on_from_python(tmp_path):
+def test_cpp_goes_on_from_python(run_ranks, tmp_path):
     sharded = run_ranks(2, _sharded, str(tmp_path / "a"), False)[0]
     assert _cpp_losses(tmp_path / "a", 3, 15, 0) == pytest.approx(sharded, rel=1e-5)
     model = mlp()

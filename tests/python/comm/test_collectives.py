@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 
 from fairshard import comm
-from support.ranks import run_ranks
 
 
 def _collectives(rank, world_size):
@@ -40,7 +39,7 @@ def _collectives(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_same_as_torch_distributed(world_size):
+def test_same_as_torch_distributed(run_ranks, world_size):
     sent = run_ranks(world_size, _collectives)
     # all-reduce 2 (N-1)/N, reduce-scatter and all-gather (N-1)/N of the whole; one rank broadcasts
     peers, part = world_size - 1, 30000 * 4
@@ -59,7 +58,7 @@ def _subgroup(rank, world_size):
     return tensor[0].item()
 
 
-def test_a_group_of_some_ranks():
+def test_a_group_of_some_ranks(run_ranks):
     assert run_ranks(3, _subgroup) == [0.0, 3.0, 3.0]
 
 
@@ -74,7 +73,7 @@ def _disagree(rank, world_size):
     return True
 
 
-def test_ranks_that_disagree_get_a_torch_exception():
+def test_ranks_that_disagree_get_a_torch_exception(run_ranks):
     assert run_ranks(2, _disagree) == [True, True]
 
 
@@ -87,7 +86,7 @@ def _timeout(rank, world_size):
     return True
 
 
-def test_a_peer_that_does_not_come():
+def test_a_peer_that_does_not_come(run_ranks):
     assert run_ranks(2, _timeout) == [True, True]
 
 
@@ -107,5 +106,5 @@ def _bad_tensors(rank, world_size):
     return True
 
 
-def test_bad_tensors():
+def test_bad_tensors(run_ranks):
     assert run_ranks(1, _bad_tensors) == [True]

@@ -6,7 +6,6 @@ from torch import nn
 
 from fairshard.experimental.nn.data_parallel import SlowMoBaseAlgorithm, SlowMoDistributedDataParallel
 from support import outer_simulation as simulation
-from support.ranks import run_ranks
 
 CALLS = 200
 SLOW = {"slowmo_frequency": 8, "slowmo_momentum": 0.6, "slowmo_lr": 0.9}
@@ -62,7 +61,7 @@ def _train_with_int8(rank, world_size):
     return _model_after_training(rank, 1, INT8)
 
 
-def test_every_algorithm_is_the_published_one():
+def test_every_algorithm_is_the_published_one(run_ranks):
     ranks = run_ranks(4, _train)
     for name, (make, _) in SCENARIOS.items():
         nodes = simulation.run(make(), CALLS)
@@ -73,7 +72,7 @@ def test_every_algorithm_is_the_published_one():
         assert np.abs(nodes[0][0] - start).max() > 0.01, name
 
 
-def test_codes_of_8_bits_lose_nothing_in_the_long_run():
+def test_codes_of_8_bits_lose_nothing_in_the_long_run(run_ranks):
     ranks = run_ranks(4, _train_with_int8)
     simulated = simulation.run(simulation.Int8DiLoCo(4), CALLS, ranks_per_node=1)
     exact = simulation.run(simulation.DiLoCo(4), CALLS, ranks_per_node=1)

@@ -10,7 +10,6 @@ from torch import nn
 
 from fairshard.experimental.nn.data_parallel import SlowMoBaseAlgorithm, SlowMoDistributedDataParallel
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 SLOW = {"slowmo_momentum": 0.6, "slowmo_frequency": 4, "localsgd_frequency": 2}
 STREAMING = {
@@ -71,7 +70,7 @@ def _resume(rank, world_size):
     return True
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit():
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(run_ranks):
     assert all(run_ranks(4, _resume))
 
 
@@ -164,7 +163,7 @@ def _behaviours(rank, world_size):
     return True
 
 
-def test_behaviours():
+def test_behaviours(run_ranks):
     assert all(run_ranks(4, _behaviours))
 
 
@@ -211,5 +210,5 @@ def _errors(rank, world_size):
     return True
 
 
-def test_bad_input_is_refused_by_name_and_value():
+def test_bad_input_is_refused_by_name_and_value(run_ranks):
     assert all(run_ranks(2, _errors))

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1})
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
@@ -127,7 +126,7 @@ def _casts_and_master_weights(rank, world_size):
     return True
 
 
-def test_casts_between_steps_and_master_weights():
+def test_casts_between_steps_and_master_weights(run_ranks):
     assert all(run_ranks(2, _casts_and_master_weights))
 
 
@@ -136,5 +135,5 @@ def _narrow_gathers(rank, world_size):
     return True
 
 
-def test_gathers_in_low_precision():
+def test_gathers_in_low_precision(run_ranks):
     assert all(run_ranks(2, _narrow_gathers))

@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1})
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
@@ -128,5 +127,5 @@ def _all(rank, world_size):
     return True
 
 
-def test_gradients_that_add_up_or_are_set_by_hand():
+def test_gradients_that_add_up_or_are_set_by_hand(run_ranks):
     assert all(run_ranks(2, _all))

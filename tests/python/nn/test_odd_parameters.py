@@ -8,7 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of
-from support.ranks import run_ranks
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -98,7 +97,7 @@ def _kinds(rank, world_size):
     return True
 
 
-def test_odd_kinds_of_parameters():
+def test_odd_kinds_of_parameters(run_ranks):
     assert all(run_ranks(2, _kinds))
 
 
@@ -129,5 +128,5 @@ def _more_ranks_than_elements(rank, world_size):
     return True
 
 
-def test_more_ranks_than_elements():
+def test_more_ranks_than_elements(run_ranks):
     assert all(run_ranks(4, _more_ranks_than_elements))

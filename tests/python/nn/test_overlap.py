@@ -8,7 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of
-from support.ranks import run_ranks
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 STEPS = 5
@@ -112,7 +111,7 @@ def _uses(rank, world_size):
     return True
 
 
-def test_trains_as_ddp_and_values_are_complete_when_used():
+def test_trains_as_ddp_and_values_are_complete_when_used(run_ranks):
     assert all(run_ranks(2, _uses))
 
 
@@ -135,5 +134,5 @@ def _another_way(rank, world_size):
     return True
 
 
-def test_evaluation_that_uses_a_child_directly_which_training_calls():
+def test_evaluation_that_uses_a_child_directly_which_training_calls(run_ranks):
     assert all(run_ranks(2, _another_way))

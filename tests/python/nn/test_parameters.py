@@ -6,7 +6,6 @@ from torch import nn
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -132,5 +131,5 @@ def _all(rank, world_size):
     return True
 
 
-def test_frozen_unused_and_shared_parameters():
+def test_frozen_unused_and_shared_parameters(run_ranks):
     assert all(run_ranks(2, _all))

@@ -13,7 +13,6 @@ from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from fairshard.optim.grad_scaler import ShardedGradScaler
 from support.models import inputs, loss_of, values
-from support.ranks import run_ranks
 
 STEPS = 5
 SETTINGS = (
@@ -89,7 +88,7 @@ def _as_ddp(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_trains_as_ddp(world_size):
+def test_trains_as_ddp(run_ranks, world_size):
     run_ranks(world_size, _as_ddp)
 
 
@@ -136,7 +135,7 @@ def _memory(rank, world_size):
     assert resident(model) == everything, "a forward of the module itself releases parameters"
 
 
-def test_memory_is_gone_between_forward_and_backward():
+def test_memory_is_gone_between_forward_and_backward(run_ranks):
     run_ranks(2, _memory)
 
 
@@ -176,7 +175,7 @@ def _memory_between_steps(rank, world_size):
         assert resident(model) == everything, "an evaluation has not brought all back"
 
 
-def test_memory_is_gone_between_steps():
+def test_memory_is_gone_between_steps(run_ranks):
     run_ranks(2, _memory_between_steps)
 
 
@@ -200,7 +199,7 @@ def _groups(rank, world_size):
     check(model, plain, "groups", is_exact=True)
 
 
-def test_parameter_groups():
+def test_parameter_groups(run_ranks):
     run_ranks(2, _groups)
 
 
@@ -232,7 +231,7 @@ def _broken_off(rank, world_size):
         check(*results, f"{setting}")
 
 
-def test_a_forward_that_one_rank_breaks_off_leaves_nothing():
+def test_a_forward_that_one_rank_breaks_off_leaves_nothing(run_ranks):
     run_ranks(2, _broken_off)
 
 
@@ -257,7 +256,7 @@ def _clipped_scaled_and_summed(rank, world_size):
     check(*results, "clipped, scaled and summed")
 
 
-def test_gradients_can_be_clipped_scaled_and_summed():
+def test_gradients_can_be_clipped_scaled_and_summed(run_ranks):
     run_ranks(2, _clipped_scaled_and_summed)
 
 
@@ -281,7 +280,7 @@ def _two_optimizers(rank, world_size):
         gc.collect()
 
 
-def test_several_optimizers_one_after_another():
+def test_several_optimizers_one_after_another(run_ranks):
     run_ranks(2, _two_optimizers)
 
 
@@ -329,5 +328,5 @@ def _refusals(rank, world_size):
             parallel(inputs(rank, 0))
 
 
-def test_what_cannot_be_followed_is_refused():
+def test_what_cannot_be_followed_is_refused(run_ranks):
     run_ranks(2, _refusals)

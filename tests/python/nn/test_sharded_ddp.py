@@ -9,7 +9,6 @@ from fairshard import comm
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "fused": True})
 SGD = (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "fused": True})
@@ -50,7 +49,7 @@ def _modes(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_trains_as_torch_ddp(world_size):
+def test_trains_as_torch_ddp(run_ranks, world_size):
     assert all(run_ranks(world_size, _modes))
 
 
@@ -93,7 +92,7 @@ def _behaviours(rank, world_size):
     return True
 
 
-def test_behaviours():
+def test_behaviours(run_ranks):
     assert all(run_ranks(2, _behaviours))
 
 
@@ -113,7 +112,7 @@ def _bad_input(rank, world_size):
     return True
 
 
-def test_bad_input():
+def test_bad_input(run_ranks):
     assert all(run_ranks(2, _bad_input))
 
 
@@ -130,7 +129,7 @@ def _buffers(rank, world_size):
     return model[0].running_mean.eq(0).all() and model[0].num_batches_tracked == 1
 
 
-def test_buffers_are_made_those_of_rank_0():
+def test_buffers_are_made_those_of_rank_0(run_ranks):
     assert all(run_ranks(2, _buffers))
 
 
@@ -151,5 +150,5 @@ def _reduce_by_hand(rank, world_size):
     return True
 
 
-def test_reduce_by_hand():
+def test_reduce_by_hand(run_ranks):
     assert all(run_ranks(2, _reduce_by_hand))

@@ -14,7 +14,6 @@ from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale
 from fairshard.optim.grad_scaler import ShardedGradScaler
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 STEPS = 6
 OPTIMIZERS = (
@@ -67,7 +66,7 @@ def _as_ddp(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_trains_as_ddp(world_size):
+def test_trains_as_ddp(run_ranks, world_size):
     run_ranks(world_size, _as_ddp)
 
 
@@ -95,7 +94,7 @@ def _checkpointed_and_shared(rank, world_size):
         check(model, plain, f"{is_checkpointed=}", rtol=0, atol=0)
 
 
-def test_layers_that_run_again_or_twice():
+def test_layers_that_run_again_or_twice(run_ranks):
     run_ranks(2, _checkpointed_and_shared)
 
 
@@ -129,7 +128,7 @@ def _refusals(rank, world_size):
     del scaled
 
 
-def test_what_needs_all_gradients_is_refused():
+def test_what_needs_all_gradients_is_refused(run_ranks):
     run_ranks(2, _refusals)
 
 
@@ -146,7 +145,7 @@ def _an_optimizer_that_is_gone(rank, world_size):
         assert value.equal(before[name])
 
 
-def test_lives_no_longer_than_its_user_wants():
+def test_lives_no_longer_than_its_user_wants(run_ranks):
     run_ranks(2, _an_optimizer_that_is_gone)
 
 
@@ -158,5 +157,5 @@ def _under_ddp(rank, world_size):
     check(model, plain, "under DDP", rtol=0, atol=0)
 
 
-def test_under_ddp_step_takes_the_steps():
+def test_under_ddp_step_takes_the_steps(run_ranks):
     run_ranks(2, _under_ddp)

@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -133,5 +132,5 @@ def _details(rank, world_size):
     return True
 
 
-def test_details():
+def test_details(run_ranks):
     assert all(run_ranks(2, _details))

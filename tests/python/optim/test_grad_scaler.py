@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, ShardedGradScaler
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 STEPS = 200
 
@@ -74,7 +73,7 @@ def _infinities(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_infinities_on_any_rank_skip_the_step_on_all(world_size):
+def test_infinities_on_any_rank_skip_the_step_on_all(run_ranks, world_size):
     results = run_ranks(world_size, _infinities)
     assert all(result == results[0] for result in results)
 
@@ -123,7 +122,7 @@ def _two_optimizers(rank, world_size):
     return True
 
 
-def test_several_optimizers_clipping_and_empty_shares():
+def test_several_optimizers_clipping_and_empty_shares(run_ranks):
     assert all(run_ranks(2, _two_optimizers))
 
 
@@ -157,5 +156,5 @@ def _misuse(rank, world_size):
     return True
 
 
-def test_misuse_is_what_it_is_in_torch():
+def test_misuse_is_what_it_is_in_torch(run_ranks):
     assert all(run_ranks(1, _misuse))

@@ -9,7 +9,6 @@ import torch
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 
 def _sharded(optim, rank, **options):
@@ -69,7 +68,7 @@ def _state_dicts(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_state_dicts_are_those_of_the_plain_optimizer(world_size):
+def test_state_dicts_are_those_of_the_plain_optimizer(run_ranks, world_size):
     assert all(run_ranks(world_size, _state_dicts))
 
 
@@ -87,7 +86,7 @@ def _clipping(rank, world_size):
     return True
 
 
-def test_clipping_is_that_of_the_whole_gradient():
+def test_clipping_is_that_of_the_whole_gradient(run_ranks):
     assert all(run_ranks(2, _clipping))
 
 
@@ -131,7 +130,7 @@ def _options(rank, world_size):
     return True
 
 
-def test_options_closures_schedulers_and_late_groups():
+def test_options_closures_schedulers_and_late_groups(run_ranks):
     assert all(run_ranks(2, _options))
 
 
@@ -143,5 +142,5 @@ def _refused(rank, world_size):
     return True
 
 
-def test_what_cannot_be_sharded_is_refused():
+def test_what_cannot_be_sharded_is_refused(run_ranks):
     assert all(run_ranks(1, _refused))

@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 ADAFACTOR = (torch.optim.Adafactor, {"lr": 1e-2, "weight_decay": 0.1})
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1})
@@ -85,7 +84,7 @@ def _states(rank, world_size):
     return True
 
 
-def test_consolidated_states_are_those_of_the_plain_optimizer():
+def test_consolidated_states_are_those_of_the_plain_optimizer(run_ranks):
     assert all(run_ranks(2, _states))
 
 
@@ -119,5 +118,5 @@ def _all(rank, world_size):
     return True
 
 
-def test_whole_tensors_train_as_ddp_and_their_state_travels():
+def test_whole_tensors_train_as_ddp_and_their_state_travels(run_ranks):
     assert all(run_ranks(2, _all))

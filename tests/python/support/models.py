@@ -3,15 +3,18 @@
 import torch
 from torch import nn
 
+from support.ranks import device
+
 
 def mlp(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(10, 33), nn.Tanh(), nn.Linear(33, 17), nn.Tanh(), nn.Linear(17, 5))
+    model = nn.Sequential(nn.Linear(10, 33), nn.Tanh(), nn.Linear(33, 17), nn.Tanh(), nn.Linear(17, 5))
+    return model.to(device())
 
 
 def inputs(rank: int, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randn(6, 10, generator=generator)
+    return torch.randn(6, 10, generator=generator).to(device())
 
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:

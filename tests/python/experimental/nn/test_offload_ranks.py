@@ -11,7 +11,6 @@ from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
 from support.offload import DEVICE, same
-from support.ranks import run_ranks
 
 
 def train(rank, world_size, mode, checkpoints):
@@ -39,7 +38,7 @@ def train(rank, world_size, mode, checkpoints):
 
 
 @pytest.mark.parametrize("mode, checkpoints", [("gradients", True), ("optimizer", False)])
-def test_two_ranks_train_as_ddp(mode, checkpoints):
+def test_two_ranks_train_as_ddp(run_ranks, mode, checkpoints):
     results = run_ranks(2, train, mode, checkpoints)
     for plain, ours, share in results:
         if DEVICE.type == "cpu":
