@@ -11,6 +11,7 @@ from torch import nn
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of
+from support.ranks import device
 
 OPTIONS = {"lr": 0.05, "weight_decay": 0.1}
 MAX_NORM = 0.3
@@ -18,7 +19,8 @@ MAX_NORM = 0.3
 
 def normed():
     torch.manual_seed(8)
-    return nn.Sequential(nn.Linear(10, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Linear(10, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+    return model.to(device())
 
 
 def schedule_of(optimizer):

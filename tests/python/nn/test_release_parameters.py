@@ -13,6 +13,7 @@ from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from fairshard.optim.grad_scaler import ShardedGradScaler
 from support.models import inputs, loss_of, values
+from support.ranks import device
 
 STEPS = 5
 SETTINGS = (
@@ -47,7 +48,7 @@ class Blocks(nn.Module):
 
 
 def made(model=None, optim=torch.optim.AdamW, bucket_bytes=600, **options):
-    model = model or Blocks()
+    model = (model or Blocks()).to(device())
     optimizer = OSS(
         model.parameters(), optim, bucket_bytes=bucket_bytes, release_parameters=True, **{"lr": 1e-2, **options}
     )
@@ -66,7 +67,7 @@ def train(model, optimizer, rank):
 
 
 def trained_by_ddp(rank):
-    model = Blocks()
+    model = Blocks().to(device())
     train(DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=1e-2), rank)
     return model
 
@@ -182,7 +183,7 @@ def test_memory_is_gone_between_steps(run_ranks):
 def _groups(rank, world_size):
     """A bucket of all biases, which every block needs, does not have all others gathered with it."""
     plain = trained_by_ddp(rank)
-    model = Blocks()
+    model = Blocks().to(device())
     groups = [{"params": [p for p in model.parameters() if (p.ndim > 1) == has_rows]} for has_rows in (True, False)]
     options = {"lr": 1e-2, "bucket_bytes": 1100, "release_parameters": True, "overlap_gather": True}
     optimizer = OSS(groups, torch.optim.AdamW, step_in_backward=True, **options)
@@ -238,7 +239,7 @@ def test_a_forward_that_one_rank_breaks_off_leaves_nothing(run_ranks):
 def _clipped_scaled_and_summed(rank, world_size):
     results = []
     for release in (False, True):
-        model = Blocks()
+        model = Blocks().to(device())
         optimizer = OSS(model.parameters(), torch.optim.AdamW, bucket_bytes=600, release_parameters=release, lr=1e-2)
         parallel, scaler = ShardedDataParallel(model, optimizer), ShardedGradScaler()
         for step in range(STEPS):
@@ -263,7 +264,7 @@ def test_gradients_can_be_clipped_scaled_and_summed(run_ranks):
 def _two_optimizers(rank, world_size):
     plain = trained_by_ddp(rank)
     for in_backward in (False, True, True):
-        model = Blocks()
+        model = Blocks().to(device())
         weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
         options = {"lr": 1e-2, "bucket_bytes": 600, "release_parameters": True, "step_in_backward": in_backward}
@@ -294,7 +295,7 @@ def _refusals(rank, world_size):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
         weight = model.blocks[1][0].weight
-        before, weight.data = weight.data, torch.zeros(16, 16)
+        before, weight.data = weight.data, torch.zeros(16, 16, device=device())
         with pytest.raises(RuntimeError, match=r"'blocks.1.0.weight' was given other data while it had no values"):
             parallel(inputs(rank, 0))
         weight.data = before
