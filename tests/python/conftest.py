@@ -4,6 +4,7 @@ import functools
 import os
 
 import pytest
+
 from support import ranks
 
 # Where it is set, Python writes a line and its end apart, and lines of ranks that share an output run into each other.

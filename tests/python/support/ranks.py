@@ -28,6 +28,20 @@ def gpu_ranks() -> int:
     return MOST_GPU_RANKS if gpus and is_shared else min(gpus, MOST_GPU_RANKS)
 
 
+def require_gpus() -> None:
+    """For ``make test-gpu``, which would else find nothing to run and pass."""
+    if gpu_ranks() < 2:
+        raise SystemExit(
+            f"no GPUs for two ranks: torch finds {torch.cuda.device_count()}. Two are needed, or one that ranks may "
+            "share (NCCL 2.30 or newer, NCCL_MULTI_RANK_GPU_ENABLE=1)"
+        )
+
+
+def skip_without_gpus(backend: str, world_size: int) -> None:
+    if backend == "nccl" and world_size > gpu_ranks():
+        pytest.skip(f"{world_size} ranks need as many GPUs, or NCCL_MULTI_RANK_GPU_ENABLE=1")
+
+
 def device() -> torch.device:
     """Where this rank has its tensors."""
     is_on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
@@ -59,8 +73,7 @@ def run_ranks(backend: str, world_size: int, function: Callable[..., object], *a
 
     Returns what each returned, in rank order and in host memory. Raises if one of them fails.
     """
-    if backend == "nccl" and world_size > gpu_ranks():
-        pytest.skip(f"{world_size} ranks need as many GPUs, or NCCL_MULTI_RANK_GPU_ENABLE=1")
+    skip_without_gpus(backend, world_size)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (backend, world_size, folder, function, arguments)
         mp.start_processes(_run_rank, arguments, nprocs=world_size, start_method="forkserver")
