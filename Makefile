@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 export TORCH PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup build train docs test test-cpp test-python asan tsan fuzz bench bench-gpu lint format clean
+.PHONY: help setup build train docs test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,13 @@ test-cpp: build ## run the C++ tests
 test-python: build ## run the Python tests
 	@scripts/setup browser
 	@python -m pytest tests/python $(ARGS)
+
+gpu: setup
+	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()'
+
+test-gpu: gpu build ## run just the tests that compute on a GPU, with ranks over NCCL; fails where there is none
+	@ctest --test-dir build --output-on-failure -L gpu
+	@python -m pytest tests/python -m gpu $(ARGS)
 
 asan tsan: setup ## run the C++ tests under address+undefined or thread sanitizers
 	@scripts/build $@ $(JOBS)

@@ -14,13 +14,15 @@ import torch.multiprocessing as mp
 from torch import nn
 
 
-def dist_init(rank: int, world_size: int, folder: str) -> torch.device:
-    """Joins the ranks of this machine, over Gloo, which lets several share one GPU. Returns the device to use."""
+def dist_init(rank: int, world_size: int, folder: str, backend: str) -> torch.device:
+    """Joins the ranks of this machine. Returns the device to use: over NCCL a GPU, else the CPU."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-    gpus = torch.cuda.device_count()
-    return torch.device("cuda", rank % gpus) if gpus else torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    return device
 
 
 def make_model() -> nn.Module:
@@ -45,10 +47,13 @@ def report(rank: int, losses: list[float], optimizer: torch.optim.Optimizer) -> 
 
 
 def spawn(train: Callable, description: str) -> None:
-    """Runs ``train(rank, world_size, epochs, folder)`` in processes, as many as the command line says."""
+    """Runs ``train(rank, world_size, epochs, folder, backend)`` in processes, as many as the command line says."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--backend", help="default: nccl if there are GPUs for all ranks, else gloo, on the CPU")
     options = parser.parse_args()
+    world_size = options.world_size
+    backend = options.backend or ("nccl" if torch.cuda.device_count() >= world_size else "gloo")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train, args=(options.world_size, options.epochs, folder), nprocs=options.world_size, join=True)
+        mp.spawn(train, args=(world_size, options.epochs, folder, backend), nprocs=world_size, join=True)

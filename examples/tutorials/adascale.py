@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from fairshard.optim.adascale import AdaScale
 
 
-def train(rank: int, world_size: int, epochs: int, folder: str) -> None:
-    device = dist_init(rank, world_size, folder)
+def train(rank: int, world_size: int, epochs: int, folder: str, backend: str) -> None:
+    device = dist_init(rank, world_size, folder, backend)
 
     model = make_model().to(device)
     model = DDP(model, device_ids=[device.index] if device.type == "cuda" else None)

@@ -18,8 +18,8 @@ from fairshard.optim.grad_scaler import ShardedGradScaler
 from fairshard.optim.oss import OSS
 
 
-def train(rank: int, world_size: int, epochs: int, folder: str) -> None:
-    device = dist_init(rank, world_size, folder)
+def train(rank: int, world_size: int, epochs: int, folder: str, backend: str) -> None:
+    device = dist_init(rank, world_size, folder, backend)
 
     model = make_model().to(device)
     dataloader = make_dataloader(rank)

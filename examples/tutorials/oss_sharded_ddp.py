@@ -14,8 +14,8 @@ from fairshard.nn.data_parallel import ShardedDataParallel as ShardedDDP
 from fairshard.optim.oss import OSS
 
 
-def train(rank: int, world_size: int, epochs: int, folder: str) -> None:
-    device = dist_init(rank, world_size, folder)
+def train(rank: int, world_size: int, epochs: int, folder: str, backend: str) -> None:
+    device = dist_init(rank, world_size, folder, backend)
 
     model = make_model().to(device)
     model = ShardedDDP(model, device_ids=[rank])

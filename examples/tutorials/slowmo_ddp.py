@@ -15,8 +15,8 @@ from torch import nn
 from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel as SlowMoDDP
 
 
-def train(rank: int, world_size: int, epochs: int, folder: str) -> None:
-    device = dist_init(rank, world_size, folder)
+def train(rank: int, world_size: int, epochs: int, folder: str, backend: str) -> None:
+    device = dist_init(rank, world_size, folder, backend)
 
     model = make_model().to(device)
     model = SlowMoDDP(model, nprocs_per_node=2)

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -85,6 +86,7 @@ def train_with_torch_amp(device):
     return losses, scales
 
 
+@pytest.mark.gpu
 def test_losses_of_cpp_are_those_of_torch_amp():
     """On a GPU, in float16: the first steps overflow, on purpose, and are skipped."""
     device = "cuda" if torch.cuda.is_available() else "cpu"

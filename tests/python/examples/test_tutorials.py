@@ -7,21 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from support.ranks import BACKENDS, skip_without_gpus
+
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples/tutorials"
 
-languages = pytest.mark.parametrize("language", ["python", "c++"])
+ways = pytest.mark.parametrize("way", ["c++", *BACKENDS])  # in C++, or in Python over a backend
 sizes = pytest.mark.parametrize("world_size", [2, 4])
 
 
-def outputs(language, script, program, world_size=None):
-    """What a tutorial says in one of its two languages."""
-    if language == "python":
-        command = [sys.executable, FOLDER / script]
-        command += [] if world_size is None else [f"--world-size={world_size}"]
-    else:
-        command = [ROOT / "build/bin" / f"fairshard-tutorial-{program}"]
-        command += [] if world_size is None else [str(world_size)]
+def run(way, script, program, world_size):
+    """What a tutorial says that has ranks."""
+    if way == "c++":
+        return outputs(ROOT / "build/bin" / f"fairshard-tutorial-{program}", str(world_size))
+    skip_without_gpus(way, world_size)
+    return outputs(sys.executable, FOLDER / script, f"--world-size={world_size}", f"--backend={way}")
+
+
+def outputs(*command):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return result
@@ -35,24 +38,24 @@ def check_shares(result, world_size):
         assert int(share) == pytest.approx(100 / world_size, abs=2)
 
 
-@languages
+@ways
 @sizes
-def test_oss_and_sharded_ddp(language, world_size):
-    check_shares(outputs(language, "oss_sharded_ddp.py", "oss", world_size), world_size)
+def test_oss_and_sharded_ddp(way, world_size):
+    check_shares(run(way, "oss_sharded_ddp.py", "oss", world_size), world_size)
 
 
-@languages
+@ways
 @sizes
-def test_grad_scaler(language, world_size):
-    result = outputs(language, "grad_scaler.py", "grad-scaler", world_size)
+def test_grad_scaler(way, world_size):
+    result = run(way, "grad_scaler.py", "grad-scaler", world_size)
     check_shares(result, world_size)
-    if language == "python":  # the tutorial's own loop, which is told once on each rank what it should write
+    if way != "c++":  # the tutorial's own loop, which is told once on each rank what it should write
         assert result.stderr.count("write scaler.step(optimizer)") == world_size
 
 
-@languages
-def test_adascale(language):
-    result = outputs(language, "adascale.py", "adascale", 2)
+@ways
+def test_adascale(way):
+    result = run(way, "adascale.py", "adascale", 2)
     lines = re.findall(r"rank \d: loss (\S+) -> (\S+), gain (\S+), (\d+) steps are worth (\S+)", result.stdout)
     assert len(lines) == 2
     for first, last, gain, steps, worth in lines:
@@ -62,10 +65,10 @@ def test_adascale(language):
     assert lines[0][2:] == lines[1][2:]  # the ranks agree
 
 
-@languages
+@ways
 @sizes
-def test_slowmo(language, world_size):
-    result = outputs(language, "slowmo_ddp.py", "slowmo", world_size)
+def test_slowmo(way, world_size):
+    result = run(way, "slowmo_ddp.py", "slowmo", world_size)
     lines = re.findall(r"rank \d: loss (\S+) -> (\S+), synchronised nodes (\d+) times in (\d+) steps", result.stdout)
     assert len(lines) == world_size
     for first, last, times, steps in lines:
@@ -74,9 +77,12 @@ def test_slowmo(language, world_size):
     assert result.stderr.count("served better") == 1
 
 
-@languages
+@pytest.mark.gpu
+@pytest.mark.parametrize("language", ["python", "c++"])
 def test_offload(language):
-    result = outputs(language, "offload.py", "offload")
+    is_python = language == "python"
+    command = [sys.executable, FOLDER / "offload.py"] if is_python else [ROOT / "build/bin/fairshard-tutorial-offload"]
+    result = outputs(*command)
     first, last, slices = re.search(r"loss (\S+) -> (\S+), (\d) slices", result.stdout).groups()
     assert float(last) < 0.2 * float(first)
     assert int(slices) == 3

@@ -6,7 +6,7 @@ from torch import nn
 
 from fairshard.experimental.nn.data_parallel import SlowMoBaseAlgorithm, SlowMoDistributedDataParallel
 from support import outer_simulation as simulation
-from support.ranks import run_ranks
+from support.ranks import device
 
 CALLS = 200
 SLOW = {"slowmo_frequency": 8, "slowmo_momentum": 0.6, "slowmo_lr": 0.9}
@@ -38,7 +38,7 @@ def make_model() -> nn.Module:
     with torch.no_grad():
         for parameter, values in zip(model.parameters(), simulation.start(), strict=True):
             parameter.copy_(torch.from_numpy(values))
-    return model
+    return model.to(device())
 
 
 def _model_after_training(rank, ranks_per_node, options):
@@ -46,12 +46,12 @@ def _model_after_training(rank, ranks_per_node, options):
     parallel = SlowMoDistributedDataParallel(model, nprocs_per_node=ranks_per_node, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(simulation.RATE))
     for k in range(1, CALLS + 1):
-        x, target = simulation.data(rank, k)
+        x, target = (torch.as_tensor(values, device=device()) for values in simulation.data(rank, k))
         parallel.zero_grad()
-        (parallel(torch.from_numpy(x)) - torch.tensor(target)).pow(2).mean().backward()
+        (parallel(x) - target).pow(2).mean().backward()
         optimizer.step()
         parallel.perform_slowmo(optimizer)
-    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
+    return [parameter.detach().cpu().numpy().copy() for parameter in model.parameters()]
 
 
 def _train(rank, world_size):
@@ -62,7 +62,7 @@ def _train_with_int8(rank, world_size):
     return _model_after_training(rank, 1, INT8)
 
 
-def test_every_algorithm_is_the_published_one():
+def test_every_algorithm_is_the_published_one(run_ranks):
     ranks = run_ranks(4, _train)
     for name, (make, _) in SCENARIOS.items():
         nodes = simulation.run(make(), CALLS)
@@ -73,7 +73,7 @@ def test_every_algorithm_is_the_published_one():
         assert np.abs(nodes[0][0] - start).max() > 0.01, name
 
 
-def test_codes_of_8_bits_lose_nothing_in_the_long_run():
+def test_codes_of_8_bits_lose_nothing_in_the_long_run(run_ranks):
     ranks = run_ranks(4, _train_with_int8)
     simulated = simulation.run(simulation.Int8DiLoCo(4), CALLS, ranks_per_node=1)
     exact = simulation.run(simulation.DiLoCo(4), CALLS, ranks_per_node=1)

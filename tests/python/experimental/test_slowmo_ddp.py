@@ -10,7 +10,7 @@ from torch import nn
 
 from fairshard.experimental.nn.data_parallel import SlowMoBaseAlgorithm, SlowMoDistributedDataParallel
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 SLOW = {"slowmo_momentum": 0.6, "slowmo_frequency": 4, "localsgd_frequency": 2}
 STREAMING = {
@@ -71,7 +71,7 @@ def _resume(rank, world_size):
     return True
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit():
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(run_ranks):
     assert all(run_ranks(4, _resume))
 
 
@@ -79,7 +79,7 @@ def _behaviours(rank, world_size):
     # groups of the user's own
     local = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     masters = dist.new_group([0, 2])  # FairScale's: the first rank of each node
-    model = nn.Sequential(nn.Linear(10, 6), nn.BatchNorm1d(6))
+    model = nn.Sequential(nn.Linear(10, 6), nn.BatchNorm1d(6)).to(device())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         parallel = SlowMoDistributedDataParallel(
@@ -131,7 +131,7 @@ def _behaviours(rank, world_size):
     assert all(bool(torch.isfinite(value).all()) for value in values(model))
 
     # parameters that are added; accumulation
-    model.append(nn.Linear(5, 5))
+    model.append(nn.Linear(5, 5).to(device()))
     optimizer.add_param_group({"params": list(model[-1].parameters()), "lr": 0.1})
     with parallel.no_sync():
         loss_of(parallel(inputs(rank, 0))).backward()
@@ -158,13 +158,14 @@ def _behaviours(rank, world_size):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(6):
         steps(parallel, optimizer, rank, step, step + 1)
-        weight = torch.tensor(parallel.push_sum_weight + parallel._synchroniser.arriving_push_sum_weight()).double()
+        weight = parallel.push_sum_weight + parallel._synchroniser.arriving_push_sum_weight()
+        weight = torch.tensor(weight, dtype=torch.float64, device=device())
         dist.all_reduce(weight)
         assert weight.item() == pytest.approx(4) and parallel.push_sum_weight != 1
     return True
 
 
-def test_behaviours():
+def test_behaviours(run_ranks):
     assert all(run_ranks(4, _behaviours))
 
 
@@ -211,5 +212,5 @@ def _errors(rank, world_size):
     return True
 
 
-def test_bad_input_is_refused_by_name_and_value():
+def test_bad_input_is_refused_by_name_and_value(run_ranks):
     assert all(run_ranks(2, _errors))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1})
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
@@ -28,13 +28,13 @@ def step_sharded(parallel, optimizer, rank, step):
 
 
 def averaged_gradients(model, step, world_size):
-    """What the ranks of a reduction would get, taken in float32."""
-    total = [torch.zeros(parameter.shape) for parameter in model.parameters()]
+    """What the ranks of a reduction would get, taken in float32; over NCCL, then, in the gradients' own dtype."""
+    total = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in model.parameters()]
     for rank in range(world_size):
         gradients = torch.autograd.grad(loss(model, rank, step), list(model.parameters()))
         for one, gradient in zip(total, gradients, strict=True):
             one += gradient.float() / world_size
-    return total
+    return [one.to(dtype_of(model)) for one in total] if device().type == "cuda" else total
 
 
 def step_plain(stepped, model, optimizer, step, world_size):
@@ -88,9 +88,9 @@ def _casts(rank, world_size):
                 assert ours.dtype == torch.float64
 
     for arguments in (("meta",), (torch.device("meta"), torch.float32), (torch.empty(1, device="meta"),)):
-        with pytest.raises(RuntimeError, match=r"cannot move from cpu to meta.*before it is wrapped"):
+        with pytest.raises(RuntimeError, match=rf"cannot move from {device()} to meta.*before it is wrapped"):
             parallel.to(*arguments)
-    assert parallel.to("cpu") is parallel
+    assert parallel.to(device()) is parallel
     step_sharded(parallel, optimizer, rank, 20)
 
 
@@ -127,7 +127,7 @@ def _casts_and_master_weights(rank, world_size):
     return True
 
 
-def test_casts_between_steps_and_master_weights():
+def test_casts_between_steps_and_master_weights(run_ranks):
     assert all(run_ranks(2, _casts_and_master_weights))
 
 
@@ -136,5 +136,5 @@ def _narrow_gathers(rank, world_size):
     return True
 
 
-def test_gathers_in_low_precision():
+def test_gathers_in_low_precision(run_ranks):
     assert all(run_ranks(2, _narrow_gathers))

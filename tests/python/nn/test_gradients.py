@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1})
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
@@ -84,7 +84,7 @@ def _by_hand(rank, world_size):
                 backward(parallel, rank, step)
                 plain_backward(plain, step, world_size)
             for ours, theirs in list(zip(model.parameters(), plain.parameters(), strict=True))[:count]:
-                ours.grad = torch.randn(ours.shape, generator=generator)
+                ours.grad = torch.randn(ours.shape, generator=generator).to(device())
                 theirs.grad = ours.grad.clone()
             for each in (optimizer, plain_optimizer):
                 each.step()
@@ -128,5 +128,5 @@ def _all(rank, world_size):
     return True
 
 
-def test_gradients_that_add_up_or_are_set_by_hand():
+def test_gradients_that_add_up_or_are_set_by_hand(run_ranks):
     assert all(run_ranks(2, _all))

@@ -11,7 +11,7 @@ from torch import nn
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of
-from support.ranks import run_ranks
+from support.ranks import device
 
 OPTIONS = {"lr": 0.05, "weight_decay": 0.1}
 MAX_NORM = 0.3
@@ -19,7 +19,8 @@ MAX_NORM = 0.3
 
 def normed():
     torch.manual_seed(8)
-    return nn.Sequential(nn.Linear(10, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Linear(10, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+    return model.to(device())
 
 
 def schedule_of(optimizer):
@@ -130,10 +131,10 @@ def _whole_gradients(rank, world_size, rounds, mode, microbatches):
 
 
 @pytest.mark.parametrize("rounds", [(5, 3), (0, 2, 4)])
-def test_sharded_gradients(rounds):
+def test_sharded_gradients(run_ranks, rounds):
     assert all(run_ranks(len(rounds), _sharded, rounds))
 
 
 @pytest.mark.parametrize(("mode", "microbatches"), [("optimizer", 1), ("optimizer", 2), ("replicated", 1)])
-def test_whole_gradients(mode, microbatches):
+def test_whole_gradients(run_ranks, mode, microbatches):
     assert all(run_ranks(2, _whole_gradients, (5, 3), mode, microbatches))

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of
-from support.ranks import run_ranks
+from support.ranks import device
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -22,9 +22,9 @@ def train(model, optimizer, rank, steps=5):
 
 def check(make, rank, **layout):
     """Trains as DDP does, bit for bit; returns the model and the wrapper."""
-    plain = make()
+    plain = make().to(device())
     train(DistributedDataParallel(plain), torch.optim.AdamW(plain.parameters(), **OPTIONS), rank)
-    model = make()
+    model = make().to(device())
     optimizer = OSS(model.parameters(), torch.optim.AdamW, **layout, **OPTIONS)
     parallel = ShardedDataParallel(model, optimizer)
     train(parallel, optimizer, rank)
@@ -78,7 +78,7 @@ def _kinds(rank, world_size):
         model, _ = check(Odd, rank, **layout)
         assert model.shift.tolist() == [1, 2, 3]
         assert model.empty.shape == (0, 7)
-        assert model.constant.equal(Odd().constant)
+        assert model.constant.cpu().equal(Odd().constant)
         model, _ = check(Images, rank, **layout)
         for layer in (model.layers[0], model.layers[2]):
             assert layer.weight.is_contiguous(memory_format=torch.channels_last)
@@ -87,18 +87,18 @@ def _kinds(rank, world_size):
 
     # sparse gradients are refused by the name that the module has for the parameter
     for sharded in (True, False):
-        model = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 2))
+        model = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 2)).to(device())
         if sharded:
             optimizer = OSS(model.parameters(), torch.optim.SGD, lr=0.1)
         parallel = ShardedDataParallel(model)
         with pytest.raises(TypeError, match=r"'0\.weight' is Sparse"):
-            loss_of(parallel(torch.tensor([1, 2]))).backward()
+            loss_of(parallel(torch.tensor([1, 2], device=device()))).backward()
         if sharded:
             assert optimizer.partition == "even"
     return True
 
 
-def test_odd_kinds_of_parameters():
+def test_odd_kinds_of_parameters(run_ranks):
     assert all(run_ranks(2, _kinds))
 
 
@@ -108,7 +108,7 @@ def _more_ranks_than_elements(rank, world_size):
 
     for partition in ("even", "tensor"):
         torch.manual_seed(7)
-        model, plain = nn.Linear(1, 1), nn.Linear(1, 1)
+        model, plain = nn.Linear(1, 1).to(device()), nn.Linear(1, 1).to(device())
         plain.load_state_dict(model.state_dict())
         optimizer = OSS(model.parameters(), torch.optim.AdamW, partition=partition, **OPTIONS)
         plain_optimizer = torch.optim.AdamW(plain.parameters(), **OPTIONS)
@@ -125,9 +125,9 @@ def _more_ranks_than_elements(rank, world_size):
             torch.testing.assert_close(ours, theirs)
         optimizer.consolidate_state_dict(-1)
         state = optimizer.state_dict()["state"]
-        torch.testing.assert_close(state, plain_optimizer.state_dict()["state"])
+        torch.testing.assert_close(state, plain_optimizer.state_dict()["state"], check_device=False)
     return True
 
 
-def test_more_ranks_than_elements():
+def test_more_ranks_than_elements(run_ranks):
     assert all(run_ranks(4, _more_ranks_than_elements))

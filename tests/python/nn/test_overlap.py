@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of
-from support.ranks import run_ranks
+from support.ranks import device
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 STEPS = 5
@@ -47,7 +47,9 @@ class Model(nn.Module):
 
 def be_late(rank):
     """Keeps rank 1 busy, so that rank 0 is far ahead of it and a wait that is missing shows."""
-    if rank == 1:
+    if rank == 1 and device().type == "cuda":
+        torch.cuda._sleep(50_000_000)  # cycles
+    elif rank == 1:
         work = torch.randn(400, 400)
         for _ in range(40):
             work = torch.tanh(work @ work)
@@ -63,14 +65,14 @@ def train(model, optimizer, rank, steps=STEPS):
 
 
 def sharded():
-    model = Model()
+    model = Model().to(device())
     optimizer = OSS(model.parameters(), torch.optim.AdamW, bucket_bytes=600, overlap_gather=True, **OPTIONS)
     assert optimizer.overlap_gather and optimizer.parts[0].buckets > 10
     return model, optimizer, ShardedDataParallel(model, optimizer)
 
 
 def trained_plain(rank):
-    plain = Model()
+    plain = Model().to(device())
     train(DistributedDataParallel(plain), torch.optim.AdamW(plain.parameters(), **OPTIONS), rank)
     return plain
 
@@ -112,7 +114,7 @@ def _uses(rank, world_size):
     return True
 
 
-def test_trains_as_ddp_and_values_are_complete_when_used():
+def test_trains_as_ddp_and_values_are_complete_when_used(run_ranks):
     assert all(run_ranks(2, _uses))
 
 
@@ -135,5 +137,5 @@ def _another_way(rank, world_size):
     return True
 
 
-def test_evaluation_that_uses_a_child_directly_which_training_calls():
+def test_evaluation_that_uses_a_child_directly_which_training_calls(run_ranks):
     assert all(run_ranks(2, _another_way))

@@ -6,7 +6,7 @@ from torch import nn
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -16,7 +16,7 @@ def check(make, rank, world_size, losses, before=lambda model, step: None, steps
 
     ``losses(model, rank, step)`` gives the losses of one step, each of which has its own backward.
     """
-    model, plain = make(), make()
+    model, plain = make().to(device()), make().to(device())
     optimizers = [OSS(model.get_submodule(m).parameters(), torch.optim.AdamW, **layout, **OPTIONS) for m in submodules]
     plain_optimizers = [torch.optim.AdamW(plain.get_submodule(m).parameters(), **OPTIONS) for m in submodules]
     parallel = ShardedDataParallel(model, optimizers)
@@ -132,5 +132,5 @@ def _all(rank, world_size):
     return True
 
 
-def test_frozen_unused_and_shared_parameters():
+def test_frozen_unused_and_shared_parameters(run_ranks):
     assert all(run_ranks(2, _all))

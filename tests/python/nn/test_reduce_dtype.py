@@ -5,7 +5,6 @@ import torch
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 OPTIONS = {"lr": 0.1, "momentum": 0.9}
 
@@ -49,5 +48,5 @@ def _narrow(rank, world_size):
     return True
 
 
-def test_gradients_in_half_of_the_bytes():
+def test_gradients_in_half_of_the_bytes(run_ranks):
     assert all(run_ranks(2, _narrow))

@@ -13,7 +13,7 @@ from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from fairshard.optim.grad_scaler import ShardedGradScaler
 from support.models import inputs, loss_of, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 STEPS = 5
 SETTINGS = (
@@ -48,7 +48,7 @@ class Blocks(nn.Module):
 
 
 def made(model=None, optim=torch.optim.AdamW, bucket_bytes=600, **options):
-    model = model or Blocks()
+    model = (model or Blocks()).to(device())
     optimizer = OSS(
         model.parameters(), optim, bucket_bytes=bucket_bytes, release_parameters=True, **{"lr": 1e-2, **options}
     )
@@ -67,7 +67,7 @@ def train(model, optimizer, rank):
 
 
 def trained_by_ddp(rank):
-    model = Blocks()
+    model = Blocks().to(device())
     train(DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=1e-2), rank)
     return model
 
@@ -89,7 +89,7 @@ def _as_ddp(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_trains_as_ddp(world_size):
+def test_trains_as_ddp(run_ranks, world_size):
     run_ranks(world_size, _as_ddp)
 
 
@@ -136,7 +136,7 @@ def _memory(rank, world_size):
     assert resident(model) == everything, "a forward of the module itself releases parameters"
 
 
-def test_memory_is_gone_between_forward_and_backward():
+def test_memory_is_gone_between_forward_and_backward(run_ranks):
     run_ranks(2, _memory)
 
 
@@ -176,14 +176,14 @@ def _memory_between_steps(rank, world_size):
         assert resident(model) == everything, "an evaluation has not brought all back"
 
 
-def test_memory_is_gone_between_steps():
+def test_memory_is_gone_between_steps(run_ranks):
     run_ranks(2, _memory_between_steps)
 
 
 def _groups(rank, world_size):
     """A bucket of all biases, which every block needs, does not have all others gathered with it."""
     plain = trained_by_ddp(rank)
-    model = Blocks()
+    model = Blocks().to(device())
     groups = [{"params": [p for p in model.parameters() if (p.ndim > 1) == has_rows]} for has_rows in (True, False)]
     options = {"lr": 1e-2, "bucket_bytes": 1100, "release_parameters": True, "overlap_gather": True}
     optimizer = OSS(groups, torch.optim.AdamW, step_in_backward=True, **options)
@@ -200,7 +200,7 @@ def _groups(rank, world_size):
     check(model, plain, "groups", is_exact=True)
 
 
-def test_parameter_groups():
+def test_parameter_groups(run_ranks):
     run_ranks(2, _groups)
 
 
@@ -232,14 +232,14 @@ def _broken_off(rank, world_size):
         check(*results, f"{setting}")
 
 
-def test_a_forward_that_one_rank_breaks_off_leaves_nothing():
+def test_a_forward_that_one_rank_breaks_off_leaves_nothing(run_ranks):
     run_ranks(2, _broken_off)
 
 
 def _clipped_scaled_and_summed(rank, world_size):
     results = []
     for release in (False, True):
-        model = Blocks()
+        model = Blocks().to(device())
         optimizer = OSS(model.parameters(), torch.optim.AdamW, bucket_bytes=600, release_parameters=release, lr=1e-2)
         parallel, scaler = ShardedDataParallel(model, optimizer), ShardedGradScaler()
         for step in range(STEPS):
@@ -257,14 +257,14 @@ def _clipped_scaled_and_summed(rank, world_size):
     check(*results, "clipped, scaled and summed")
 
 
-def test_gradients_can_be_clipped_scaled_and_summed():
+def test_gradients_can_be_clipped_scaled_and_summed(run_ranks):
     run_ranks(2, _clipped_scaled_and_summed)
 
 
 def _two_optimizers(rank, world_size):
     plain = trained_by_ddp(rank)
     for in_backward in (False, True, True):
-        model = Blocks()
+        model = Blocks().to(device())
         weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
         options = {"lr": 1e-2, "bucket_bytes": 600, "release_parameters": True, "step_in_backward": in_backward}
@@ -281,7 +281,7 @@ def _two_optimizers(rank, world_size):
         gc.collect()
 
 
-def test_several_optimizers_one_after_another():
+def test_several_optimizers_one_after_another(run_ranks):
     run_ranks(2, _two_optimizers)
 
 
@@ -295,7 +295,7 @@ def _refusals(rank, world_size):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
         weight = model.blocks[1][0].weight
-        before, weight.data = weight.data, torch.zeros(16, 16)
+        before, weight.data = weight.data, torch.zeros(16, 16, device=device())
         with pytest.raises(RuntimeError, match=r"'blocks.1.0.weight' was given other data while it had no values"):
             parallel(inputs(rank, 0))
         weight.data = before
@@ -329,5 +329,5 @@ def _refusals(rank, world_size):
             parallel(inputs(rank, 0))
 
 
-def test_what_cannot_be_followed_is_refused():
+def test_what_cannot_be_followed_is_refused(run_ranks):
     run_ranks(2, _refusals)

@@ -9,7 +9,7 @@ from fairshard import comm
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "fused": True})
 SGD = (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "fused": True})
@@ -49,8 +49,10 @@ def _modes(rank, world_size):
     return True
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_trains_as_torch_ddp(world_size):
+@pytest.mark.parametrize(
+    "world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.cpu_only("ranks that share a GPU are at most 4"))]
+)
+def test_trains_as_torch_ddp(run_ranks, world_size):
     assert all(run_ranks(world_size, _modes))
 
 
@@ -87,13 +89,13 @@ def _behaviours(rank, world_size):
         model[0].weight.grad = torch.ones_like(model[0].weight).requires_grad_() * 2
         parallel(inputs(rank, 0))
     model[0].weight.grad = None
-    model[0].weight.data = torch.ones(2, 3)
+    model[0].weight.data = torch.ones(2, 3, device=device())
     with pytest.raises(RuntimeError, match=r"'0\.weight' was replaced by Float\[2, 3\]"):
         parallel(inputs(rank, 0))
     return True
 
 
-def test_behaviours():
+def test_behaviours(run_ranks):
     assert all(run_ranks(2, _behaviours))
 
 
@@ -101,7 +103,7 @@ def _bad_input(rank, world_size):
     with pytest.raises(
         ValueError, match=r"parameter 0: rank 0 has 'weight' Float\[2, 3\], rank 1 has 'weight' Float\[2, 4\]"
     ):
-        ShardedDataParallel(nn.Linear(3 + rank, 2))
+        ShardedDataParallel(nn.Linear(3 + rank, 2).to(device()))
     model = mlp()
     OSS(model[0].parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(RuntimeError, match=r"'2\.weight' requires a gradient, but is in no OSS"):
@@ -113,24 +115,24 @@ def _bad_input(rank, world_size):
     return True
 
 
-def test_bad_input():
+def test_bad_input(run_ranks):
     assert all(run_ranks(2, _bad_input))
 
 
 def _buffers(rank, world_size):
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).to(device())
     model[0].running_mean.fill_(rank)
     parallel = ShardedDataParallel(model, broadcast_buffers=False, sync_models_at_startup=False)
     assert model[0].running_mean.eq(rank).all()
     parallel.sync_buffers()
     assert model[0].running_mean.eq(0).all()
-    parallel(torch.full((4, 3), float(rank)))
-    assert model[0].running_mean.eq(0.1 * rank).all()
+    parallel(torch.full((4, 3), float(rank), device=device()))
+    assert model[0].running_mean.tolist() == pytest.approx([0.1 * rank] * 3)
     parallel.sync_buffers(blocking=True)
     return model[0].running_mean.eq(0).all() and model[0].num_batches_tracked == 1
 
 
-def test_buffers_are_made_those_of_rank_0():
+def test_buffers_are_made_those_of_rank_0(run_ranks):
     assert all(run_ranks(2, _buffers))
 
 
@@ -151,5 +153,5 @@ def _reduce_by_hand(rank, world_size):
     return True
 
 
-def test_reduce_by_hand():
+def test_reduce_by_hand(run_ranks):
     assert all(run_ranks(2, _reduce_by_hand))

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import datetime
 
 import pytest
 import torch
@@ -13,22 +12,22 @@ from torch.optim import Adam
 from fairshard.optim import ShardedGradScaler
 from support.adascale import KINDS, SHARDED_KINDS, Simulation, build, first_layers, unit_loss
 from support.models import inputs, loss_of, mlp
-from support.ranks import run_ranks
+from support.ranks import device
 
 
 def _reference_gains(rank, world_size):
     for batches, expected in ((((1, 0), (0, 1)), 4 / 3), (((1, 1), (1, 1)), 1.0), (((-1, 1), (1, -1)), 2.0)):
         for kind in KINDS:
-            model = nn.Linear(2, 2)
+            model = nn.Linear(2, 2).to(device())
             ada, optimizer, parallel = build(kind, model)
-            parallel(torch.tensor([batches[rank]], dtype=torch.float32)).sum().backward()
+            parallel(torch.tensor([batches[rank]], dtype=torch.float32, device=device())).sum().backward()
             assert ada.gain() == pytest.approx(expected, abs=1e-6), (kind, batches)
             optimizer.step()
             assert ada.gain() == pytest.approx(expected, abs=1e-6), (kind, batches)
     return True
 
 
-def test_reference_gains_in_every_mode():
+def test_reference_gains_in_every_mode(run_ranks):
     assert all(run_ranks(2, _reference_gains))
 
 
@@ -48,7 +47,7 @@ def _step_by_step(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_gains_and_parameters_follow_the_formula_in_every_mode(world_size):
+def test_gains_and_parameters_follow_the_formula_in_every_mode(run_ranks, world_size):
     assert all(run_ranks(world_size, _step_by_step))
 
 
@@ -87,11 +86,11 @@ def _unreduced(rank, world_size):
     return True
 
 
-def test_ranks_times_accumulation_are_as_more_ranks():
+def test_ranks_times_accumulation_are_as_more_ranks(run_ranks):
     assert all(run_ranks(2, _accumulated))
 
 
-def test_gradients_that_are_not_reduced_are_not_measured():
+def test_gradients_that_are_not_reduced_are_not_measured(run_ranks):
     assert all(run_ranks(2, _unreduced))
 
 
@@ -105,7 +104,7 @@ def _local_gains(rank, world_size):
             simulation.step(step, range(world_size), max_norm=0.01)
             if rank == step % 2:  # on one rank only, with the other in a barrier that would notice
                 assert ada.gain() == pytest.approx(simulation.gain(), rel=1e-5), (kind, step)
-            dist.monitored_barrier(timeout=datetime.timedelta(seconds=20))
+            dist.barrier()
             if kind == "ddp":
                 nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             else:
@@ -127,7 +126,7 @@ def _local_gains(rank, world_size):
     return True
 
 
-def test_the_gain_is_known_to_each_rank_after_backward_and_clipping_leaves_it():
+def test_the_gain_is_known_to_each_rank_after_backward_and_clipping_leaves_it(run_ranks):
     assert all(run_ranks(2, _local_gains))
 
 
@@ -153,7 +152,7 @@ def _with_scaler(rank, world_size):
     return True
 
 
-def test_steps_that_the_scaler_skips_leave_no_trace():
+def test_steps_that_the_scaler_skips_leave_no_trace(run_ranks):
     assert all(run_ranks(2, _with_scaler))
 
 
@@ -178,7 +177,7 @@ def _branch_loss(model, unit, step):
 def _odd_parameters(rank, world_size):
     for kind in ("ddp", "sharded", "optimizer", *SHARDED_KINDS):
         torch.manual_seed(0)
-        model = Branches()
+        model = Branches().to(device())
         simulation = Simulation(model)
         ada, optimizer, parallel = build(kind, model, find_unused=True)
         for step in range(7):
@@ -209,7 +208,7 @@ def _odd_parameters(rank, world_size):
     return True
 
 
-def test_missing_gradients_frozen_parameters_and_late_groups():
+def test_missing_gradients_frozen_parameters_and_late_groups(run_ranks):
     assert all(run_ranks(2, _odd_parameters))
 
 
@@ -237,5 +236,5 @@ def _resumed(rank, world_size):
     return True
 
 
-def test_loaded_runs_go_on_as_if_never_stopped():
+def test_loaded_runs_go_on_as_if_never_stopped(run_ranks):
     assert all(run_ranks(2, _resumed))

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -71,7 +71,7 @@ def _filtered_clipping(rank, world_size):
 
 def _plain_tensors(rank, world_size):
     generator = torch.Generator().manual_seed(11)
-    start = [torch.randn(10, 7, generator=generator), torch.randn(7, generator=generator)]
+    start = [torch.randn(shape, generator=generator).to(device()) for shape in ((10, 7), (7,))]
     ours, theirs = ([tensor.clone().requires_grad_() for tensor in start] for _ in range(2))
     optimizer = OSS(ours, torch.optim.AdamW, **OPTIONS)
     plain_optimizer = torch.optim.AdamW(theirs, **OPTIONS)
@@ -95,13 +95,13 @@ def _compiled(rank, world_size):
 
 
 def _other_order(rank, world_size):
-    plain = Backwards()
+    plain = Backwards().to(device())
     plain_optimizer = torch.optim.AdamW(plain.parameters(), **OPTIONS)
     train(DistributedDataParallel(plain), plain_optimizer, rank, steps=3)
     half_way = copy.deepcopy((plain.state_dict(), plain_optimizer.state_dict()))
     train(DistributedDataParallel(plain), plain_optimizer, rank, steps=3)
     for is_resumed in (False, True):
-        model = Backwards()
+        model = Backwards().to(device())
         optimizer = OSS(model.parameters(), torch.optim.AdamW, bucket_bytes=600, **OPTIONS)
         parallel = ShardedDataParallel(model, optimizer)
         if is_resumed:
@@ -112,9 +112,8 @@ def _other_order(rank, world_size):
         train(parallel, optimizer, rank, steps=3)
         check(model, plain, f"{is_resumed=}")
         optimizer.consolidate_state_dict(-1)
-        torch.testing.assert_close(
-            optimizer.state_dict()["state"], plain_optimizer.state_dict()["state"], rtol=0, atol=0
-        )
+        ours, theirs = optimizer.state_dict()["state"], plain_optimizer.state_dict()["state"]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, check_device=False)
 
 
 def _under_ddp(rank, world_size):
@@ -133,5 +132,5 @@ def _details(rank, world_size):
     return True
 
 
-def test_details():
+def test_details(run_ranks):
     assert all(run_ranks(2, _details))

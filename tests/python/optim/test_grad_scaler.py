@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, ShardedGradScaler
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.ranks import device
 
 STEPS = 200
 
@@ -27,7 +27,7 @@ def _loss(output, step, rank, world_size):
 def _reference(world_size, steps):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
+    scaler = torch.amp.GradScaler(device().type, init_scale=1024.0, growth_interval=7)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -74,7 +74,7 @@ def _infinities(rank, world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_infinities_on_any_rank_skip_the_step_on_all(world_size):
+def test_infinities_on_any_rank_skip_the_step_on_all(run_ranks, world_size):
     results = run_ranks(world_size, _infinities)
     assert all(result == results[0] for result in results)
 
@@ -110,10 +110,10 @@ def _two_optimizers(rank, world_size):
         torch.testing.assert_close(ours, theirs)
 
     # a rank whose share is empty takes part, and the state goes through a dict
-    tiny = torch.nn.Linear(1, 1, bias=False)
+    tiny = torch.nn.Linear(1, 1, bias=False).to(device())
     optimizer = OSS(tiny.parameters(), torch.optim.SGD, lr=0.1)
     wrapped = ShardedDataParallel(tiny, optimizer)
-    scaler.scale(wrapped(torch.ones(1, 1)).sum()).backward()
+    scaler.scale(wrapped(torch.ones(1, 1, device=device())).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
     state = copy.deepcopy(scaler.state_dict())
@@ -123,7 +123,7 @@ def _two_optimizers(rank, world_size):
     return True
 
 
-def test_several_optimizers_clipping_and_empty_shares():
+def test_several_optimizers_clipping_and_empty_shares(run_ranks):
     assert all(run_ranks(2, _two_optimizers))
 
 
@@ -157,5 +157,5 @@ def _misuse(rank, world_size):
     return True
 
 
-def test_misuse_is_what_it_is_in_torch():
+def test_misuse_is_what_it_is_in_torch(run_ranks):
     assert all(run_ranks(1, _misuse))

@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
 
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -46,5 +45,5 @@ def _smaller_group(rank, world_size):
     return True
 
 
-def test_a_group_that_is_not_the_world():
+def test_a_group_that_is_not_the_world(run_ranks):
     assert all(run_ranks(4, _smaller_group))

@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
-from support.models import inputs, loss_of, mlp, values
-from support.ranks import run_ranks
+from support.models import exact, inputs, loss_of, mlp, values
+from support.ranks import device
 
 ADAFACTOR = (torch.optim.Adafactor, {"lr": 1e-2, "weight_decay": 0.1})
 ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1})
@@ -25,9 +25,9 @@ def train(model, optimizers, rank, steps):
             optimizer.zero_grad()
 
 
-def check(model, plain, what):
+def check(model, plain, optim, what):
     for ours, theirs in zip(values(model), values(plain), strict=True):
-        assert ours.equal(theirs), (what, (ours - theirs).abs().max())
+        torch.testing.assert_close(ours, theirs, msg=lambda m: f"{optim.__name__}, {what}: {m}", **exact(optim))
 
 
 def _whole_tensors(rank, world_size):
@@ -41,7 +41,7 @@ def _whole_tensors(rank, world_size):
             assert optimizer.partition == "tensor"
             parallel = ShardedDataParallel(model, optimizer)
             train(parallel, [optimizer], rank, range(4))
-            check(model, plain, optim)
+            check(model, plain, optim, "sharded")
 
             # every tensor has one owner, which holds the state of all of it
             owners = optimizer.partition_parameters()
@@ -62,8 +62,8 @@ def _whole_tensors(rank, world_size):
             train(ShardedDataParallel(back, back_optimizer), [back_optimizer], rank, range(4, 7))
             train(DistributedDataParallel(other), [other_optimizer], rank, range(4, 7))
             train(DistributedDataParallel(plain), [plain_optimizer], rank, range(4, 7))
-            check(other, plain, "plain, resumed")
-            check(back, plain, "sharded, resumed")
+            check(other, plain, optim, "plain, resumed")
+            check(back, plain, optim, "sharded, resumed")
 
 
 def _states(rank, world_size):
@@ -74,18 +74,18 @@ def _states(rank, world_size):
 
     for make in (mlp, thin):
         for bucket_bytes in (0, 1 << 20):
-            plain, model = make(), make()
+            plain, model = make().to(device()), make().to(device())
             plain_optimizer = ADAFACTOR[0](plain.parameters(), **ADAFACTOR[1])
             optimizer = OSS(model.parameters(), ADAFACTOR[0], bucket_bytes=bucket_bytes, **ADAFACTOR[1])
             train(DistributedDataParallel(plain), [plain_optimizer], rank, range(3))
             train(ShardedDataParallel(model, optimizer), [optimizer], rank, range(3))
             optimizer.consolidate_state_dict(-1)
             ours, theirs = optimizer.state_dict()["state"], plain_optimizer.state_dict()["state"]
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+            torch.testing.assert_close(ours, theirs, check_device=False, **exact(ADAFACTOR[0]))
     return True
 
 
-def test_consolidated_states_are_those_of_the_plain_optimizer():
+def test_consolidated_states_are_those_of_the_plain_optimizer(run_ranks):
     assert all(run_ranks(2, _states))
 
 
@@ -119,5 +119,5 @@ def _all(rank, world_size):
     return True
 
 
-def test_whole_tensors_train_as_ddp_and_their_state_travels():
+def test_whole_tensors_train_as_ddp_and_their_state_travels(run_ranks):
     assert all(run_ranks(2, _all))

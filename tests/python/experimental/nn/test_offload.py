@@ -12,6 +12,7 @@ from fairshard.optim.grad_scaler import ShardedGradScaler
 from support.offload import DEVICE, MODELS, Plain, adamw, data, layers, same, sgd
 
 STEPS = 10
+pytestmark = pytest.mark.gpu
 
 
 def gradients(module):
