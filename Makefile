@@ -26,8 +26,9 @@ train: build ## train a small byte-level GPT on two local ranks, let it write, a
 
 test: test-cpp test-python ## run every test
 
-test-cpp: build ## run the C++ tests
-	@ctest --test-dir build --output-on-failure $(ARGS)
+test-cpp: build ## run the C++ tests; those over NCCL where there are GPUs for two ranks
+	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()' 2>/dev/null; \
+	  ctest --test-dir $(CURDIR)/build --output-on-failure $$([ $$? = 0 ] || echo -LE nccl) $(ARGS)
 
 test-python: build ## run the Python tests
 	@scripts/setup browser
@@ -37,7 +38,7 @@ gpu: setup
 	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()'
 
 test-gpu: gpu build ## run just the tests that compute on a GPU, with ranks over NCCL; fails where there is none
-	@ctest --test-dir build --output-on-failure -L gpu
+	@ctest --test-dir build --output-on-failure -L 'gpu|nccl'
 	@python -m pytest tests/python -m gpu $(ARGS)
 
 asan tsan: setup ## run the C++ tests under address+undefined or thread sanitizers

@@ -30,8 +30,10 @@ std::runtime_error failure(int rank, std::string reason) {
 
 void run_local_ranks(const TrainOptions& options, const gpt::Corpus& corpus,
                      Termination& termination) {
-  const auto launch_options =
-      comm::LaunchOptions().timeout_s(options.timeout_s).threads(options.threads);
+  const auto launch_options = comm::LaunchOptions()
+                                  .timeout_s(options.timeout_s)
+                                  .threads(options.threads)
+                                  .backend(options.backend);
   try {
     comm::launch(
         options.ranks,
@@ -45,7 +47,8 @@ void run_local_ranks(const TrainOptions& options, const gpt::Corpus& corpus,
 void run_as_rank(const comm::Environment& environment, const TrainOptions& options,
                  const gpt::Corpus& corpus, Termination& termination) {
   try {
-    const auto group_options = comm::GroupOptions().timeout_s(options.timeout_s);
+    const auto group_options =
+        comm::GroupOptions().timeout_s(options.timeout_s).backend(options.backend);
     train(comm::init_process_group(environment, group_options), corpus, options, termination);
   } catch (const std::exception& error) {
     throw failure(environment.rank, comm::reason_of(error));

@@ -66,6 +66,8 @@ struct TrainOptions {
   int ranks = 1;
   /// "cpu", "cuda", or "auto" for CUDA where there is some.
   std::string device = "auto";
+  /// What moves tensors between ranks; see comm::GroupOptions. Empty: chosen by the device.
+  std::string backend;
   /// ATen's threads per rank; 0 shares the machine's cores among its ranks. The same number gives
   /// the same losses, whatever has launched the ranks.
   int threads = 0;

@@ -42,37 +42,54 @@ StepClock::StepClock(std::vector<comm::Group> groups, at::Device device, bool is
       start_(Clock::now()) {}
 
 void StepClock::begin() {
-  split_ = {};
-  phase_ = Phase::kOther;
-  phase_start_ = Clock::now();
-  waited_before_ = waited();
+  marks_.clear();
   sent_before_ = all_sent_bytes();
+  mark(Phase::kOther);
 }
 
-void StepClock::enter(Phase phase) {
-  leave_phase();
-  phase_ = phase;
+void StepClock::enter(Phase phase) { mark(phase); }
+
+void StepClock::mark(Phase phase) {
+  Mark& mark = marks_.emplace_back();
+  mark.phase = phase;
+  mark.time = Clock::now();
+  mark.waited = waited();
+  if (is_exact_) {
+    mark.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    mark.event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+}
+
+/// Marks get the times at which the device came to them.
+void StepClock::take_device_times() {
+  const Mark& last = marks_.back();
+  last.event->synchronize();
+  const auto now = Clock::now();
+  for (Mark& mark : marks_) {
+    const auto before = std::chrono::duration<double, std::milli>(
+        &mark == &last ? 0.0 : mark.event->elapsedTime(*last.event));
+    mark.time = now - std::chrono::duration_cast<Clock::duration>(before);
+  }
 }
 
 TimeSplit StepClock::end() {
-  leave_phase();
-  return split_;
-}
-
-void StepClock::leave_phase() {
+  mark(Phase::kOther);
   if (is_exact_) {
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    take_device_times();
   }
-  const auto now = Clock::now();
-  const double waited_now = waited();
-  const double link = std::min(waited_now - waited_before_, seconds(now - phase_start_));
-  split_.link += link;
-  time_of(phase_, split_) += seconds(now - phase_start_) - link;
-  if (phase_ != Phase::kOther) {
-    timeline_.add("steps", name_of(phase_), phase_start_, now, {{"link_ms", 1000 * link}});
+  TimeSplit split{};
+  for (size_t i = 0; i + 1 < marks_.size(); ++i) {
+    const auto& [phase, start, event, waited_before] = marks_[i];
+    const Mark& next = marks_[i + 1];
+    const double time = seconds(next.time - start);
+    const double link = std::min(next.waited - waited_before, time);
+    split.link += link;
+    time_of(phase, split) += time - link;
+    if (phase != Phase::kOther) {
+      timeline_.add("steps", name_of(phase), start, next.time, {{"link_ms", 1000 * link}});
+    }
   }
-  phase_start_ = now;
-  waited_before_ = waited_now;
+  return split;
 }
 
 double StepClock::waited() const {

@@ -6,8 +6,10 @@
 #include <fairshard/comm/group.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <chrono>
+#include <optional>
 #include <vector>
 
 namespace fairshard::cli::training {
@@ -17,8 +19,8 @@ enum class Phase { kData, kForward, kBackward, kOptimizer, kOther };
 /// One phase at a time, from begin() to end(). Local.
 class StepClock {
  public:
-  /// With `is_exact`, a phase ends when the device has done what was asked of it, which costs a
-  /// GPU some of its overlap with the program.
+  /// With `is_exact`, phases are those of the device, between events on its stream; at the end of a
+  /// step the host then waits for the last of them.
   StepClock(std::vector<comm::Group> groups, at::Device device, bool is_exact, Timeline& timeline);
 
   void begin();
@@ -37,7 +39,16 @@ class StepClock {
     return std::chrono::duration<double>(time).count();
   }
 
-  void leave_phase();
+  /// Where a phase begins.
+  struct Mark {
+    Phase phase;
+    Clock::time_point time;
+    std::optional<c10::Event> event;
+    double waited;
+  };
+
+  void mark(Phase phase);
+  void take_device_times();
   double waited() const;
   int64_t all_sent_bytes() const;
 
@@ -46,11 +57,8 @@ class StepClock {
   bool is_exact_;
   Timeline& timeline_;
   Clock::time_point start_;
-  Phase phase_ = Phase::kOther;
-  Clock::time_point phase_start_;
-  double waited_before_ = 0;
+  std::vector<Mark> marks_;
   int64_t sent_before_ = 0;
-  TimeSplit split_;
 };
 
 }  // namespace fairshard::cli::training

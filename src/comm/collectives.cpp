@@ -97,6 +97,8 @@ class Starter {
         work->arrival = output;
       }
     }
+    work->is_completion_known =
+        state->process_group->getBackend(output.device().type())->getBackendName() == "nccl";
     try {
       work->work = begin(*state->process_group, output, input);
     } catch (c10::Error& error) {

@@ -51,6 +51,9 @@ bool Work::is_done_within(std::chrono::milliseconds time) {
   if (auto* const direct = dynamic_cast<DirectWork*>(state_->work.get())) {
     return direct->wait_for(time);
   }
+  if (!state_->is_completion_known) {
+    return true;
+  }
   const auto end = std::chrono::steady_clock::now() + time;
   while (!state_->work->isCompleted()) {
     if (std::chrono::steady_clock::now() > end) {

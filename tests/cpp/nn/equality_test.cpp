@@ -8,7 +8,7 @@ namespace fairshard {
 namespace {
 
 using comm::Group;
-using comm::launch_threads;
+using test::run_ranks;
 using torch::nn::Sequential;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
@@ -33,7 +33,7 @@ Values train_replicated(Group group, const Options& options) {
 
 template <typename Optimizer, typename Options>
 void compare_all_modes(int ranks, const Options& options) {
-  launch_threads(ranks, [&](Group group) {
+  run_ranks(ranks, [&](Group group) {
     const Values plain = train_plainly<Optimizer>(group, options);
     const bool bits = ranks <= 2;
     for (const auto mode : {Mode::kGradients, Mode::kOptimizer}) {
@@ -63,7 +63,7 @@ TEST_P(Ranks, FusedOptimizersTrainAsPlainDataParallelism) {
 INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4, 8));
 
 TEST(Equality, OverlappedGatherGivesTheSameParameters) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto options = SGDOptions(0.1);
     const auto oss = OssOptions().bucket_bytes(500).overlap_gather(true);
     require_same(train_sharded<torch::optim::SGD>(group, options, {}, oss),
@@ -72,7 +72,7 @@ TEST(Equality, OverlappedGatherGivesTheSameParameters) {
 }
 
 TEST(Equality, BucketsOfAnySizeGiveTheSameParameters) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto options = SGDOptions(0.1);
     const Values plain = train_plainly<torch::optim::SGD>(group, options);
     for (const int64_t bytes : {0, 64, 1 << 30}) {
@@ -97,7 +97,7 @@ struct BackwardsImpl : torch::nn::Module {
 TORCH_MODULE(Backwards);
 
 TEST(Equality, TheOrderOfGradientsIsLearntAndChangesNothing) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     Backwards model;
     for (const auto& parameter : model->parameters()) {
       comm::broadcast(group, parameter.detach(), 0).wait();

@@ -20,7 +20,7 @@ void require_equal_on_all_ranks(Group group, const test::Values& values) {
 
 TEST(Join, RanksWithoutInputsCountAsZeros) {
   const std::vector<int> rounds{4, 0, 2};
-  comm::launch_threads(3, [&](Group group) {
+  test::run_ranks(3, [&](Group group) {
     auto model = test::make_model();
     OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.5).momentum(0.9),
                                      test::kSmallBuckets);
@@ -60,7 +60,7 @@ TEST(Join, RanksWithoutInputsCountAsZeros) {
 }
 
 TEST(Join, ReplicatedModelsAndBuffersEndAlike) {
-  comm::launch_threads(2, [&](Group group) {
+  test::run_ranks(2, [&](Group group) {
     Sequential model(torch::nn::BatchNorm1d(10), torch::nn::Linear(10, 2));
     ShardedDataParallel<Sequential> parallel(group, model);
     torch::optim::SGD optimizer(model->parameters(), SGDOptions(0.1));
@@ -79,7 +79,7 @@ TEST(Join, ReplicatedModelsAndBuffersEndAlike) {
 }
 
 TEST(Join, AnExceptionInTheLoopIsNotHeldBack) {
-  EXPECT_THROW(comm::launch_threads(2,
+  EXPECT_THROW(test::run_ranks(2,
                                     [&](Group group) {
                                       auto model = test::make_model();
                                       ShardedDataParallel<Sequential> parallel(group, model);

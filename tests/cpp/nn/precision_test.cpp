@@ -8,12 +8,12 @@ namespace fairshard {
 namespace {
 
 using comm::Group;
-using comm::launch_threads;
+using test::run_ranks;
 using torch::nn::Sequential;
 using torch::optim::SGDOptions;
 
 TEST(Precision, MasterWeightsStepInFloat32) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     auto model = test::make_model();
     model->to(at::kBFloat16);
     OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(1e-3),
@@ -52,7 +52,7 @@ TEST(Precision, MasterWeightsStepInFloat32) {
 }
 
 TEST(Precision, GatheringInBfloat16KeepsExactCopies) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     auto model = test::make_model();
     OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1),
                                      OssOptions().gather_dtype(at::kBFloat16));
@@ -97,7 +97,7 @@ TEST(Precision, GatheringInBfloat16KeepsExactCopies) {
 
 TEST(Precision, GradientsMayTravelInBfloat16) {
   for (const auto mode : {DataParallelMode::kGradients, DataParallelMode::kOptimizer}) {
-    launch_threads(2, [&](Group group) {
+    run_ranks(2, [&](Group group) {
       const auto options = SGDOptions(0.1);
       const auto parallel = DataParallelOptions().mode(mode).reduce_dtype(at::kBFloat16);
       const auto ours = test::train_sharded<torch::optim::SGD>(group, options, parallel);
@@ -111,7 +111,7 @@ TEST(Precision, GradientsMayTravelInBfloat16) {
 }
 
 TEST(Precision, TheDtypeMayChangeBetweenStepsButNotTheShape) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     auto model = test::make_model();
     auto twin = test::make_model();
     OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1).momentum(0.9),

@@ -9,7 +9,7 @@ namespace fairshard {
 namespace {
 
 using comm::Group;
-using comm::launch_threads;
+using test::run_ranks;
 using test::expect_error;
 using test::input;
 using test::loss_of;
@@ -26,7 +26,7 @@ const auto kReleased = OssOptions(test::kSmallBuckets).release_parameters(true);
 class Ranks : public testing::TestWithParam<int> {};
 
 TEST_P(Ranks, TrainsAsPlainDataParallelism) {
-  launch_threads(GetParam(), [](Group group) {
+  run_ranks(GetParam(), [](Group group) {
     const bool bits = group.size() <= 2;
     const auto adamw = AdamWOptions(1e-2).weight_decay(0.1);
     const auto plain = train_plainly<torch::optim::AdamW>(group, adamw);
@@ -46,7 +46,7 @@ TEST_P(Ranks, TrainsAsPlainDataParallelism) {
 INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4));
 
 TEST(ReleaseParameters, RoundedValuesComeBackAsTheyWere) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto oss = OssOptions(test::kSmallBuckets).gather_dtype(at::kBFloat16);
     const auto plain = train_sharded<torch::optim::AdamW>(group, AdamWOptions(1e-2), {}, oss);
     for (const bool in_backward : {false, true}) {
@@ -71,7 +71,7 @@ size_t resident_bytes(const shard::FlatParameters& part) {
 }
 
 TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     auto model = make_model();
     OSS<torch::optim::AdamW> optimizer(group, *model, AdamWOptions(1e-2), kReleased);
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);
@@ -113,7 +113,7 @@ TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
 }
 
 TEST(ReleaseParameters, MemoryIsGoneBetweenSteps) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     for (const bool in_backward : {false, true}) {
       auto model = make_model();
       OSS<torch::optim::AdamW> optimizer(
@@ -176,7 +176,7 @@ struct ChainImpl : torch::nn::Module {
 TORCH_MODULE(Chain);
 
 TEST(ReleaseParameters, BlocksMayRunTwiceOrOnSomeRanksOnly) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto trained = [&](bool releases, bool in_backward, bool in_forward) {
       Chain model;
       const auto oss = OssOptions().bucket_bytes(100).first_bucket_bytes(100);
@@ -213,7 +213,7 @@ TEST(ReleaseParameters, BlocksMayRunTwiceOrOnSomeRanksOnly) {
 }
 
 TEST(ReleaseParameters, BlocksOfSeveralOptimizersMayRunOnSomeRanksOnly) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto trained = [&](bool releases) {
       Chain model;
       std::vector<std::vector<at::Tensor>> parameters(2);
@@ -247,7 +247,7 @@ TEST(ReleaseParameters, BlocksOfSeveralOptimizersMayRunOnSomeRanksOnly) {
 }
 
 TEST(ReleaseParameters, RefusesJoin) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     auto model = make_model();
     OSS<torch::optim::AdamW> optimizer(group, *model, AdamWOptions(1e-2), kReleased);
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);

@@ -12,7 +12,7 @@ namespace fairshard {
 namespace {
 
 using comm::Group;
-using comm::launch_threads;
+using test::run_ranks;
 using test::expect_error;
 using test::input;
 using test::loss_of;
@@ -30,7 +30,7 @@ const auto kInBackward = OssOptions(test::kSmallBuckets).step_in_backward(true);
 class Ranks : public testing::TestWithParam<int> {};
 
 TEST_P(Ranks, TrainsAsPlainDataParallelism) {
-  launch_threads(GetParam(), [](Group group) {
+  run_ranks(GetParam(), [](Group group) {
     const bool bits = group.size() <= 2;
     const auto adamw = AdamWOptions(1e-2).weight_decay(0.1);
     const auto plain = train_plainly<torch::optim::AdamW>(group, adamw);
@@ -84,7 +84,7 @@ struct BranchesImpl : torch::nn::Module {
 TORCH_MODULE(Branches);
 
 TEST(StepInBackward, RanksMayUseDifferentParameters) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto trained = [&](bool in_backward) {
       Branches model;
       const auto oss = OssOptions().bucket_bytes(100).first_bucket_bytes(100);
@@ -104,7 +104,7 @@ TEST(StepInBackward, RanksMayUseDifferentParameters) {
 }
 
 TEST(StepInBackward, GradientsAddUpWithinNoSync) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto trained = [&](bool in_backward) {
       auto model = make_model();
       OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1).momentum(0.9),
@@ -126,7 +126,7 @@ TEST(StepInBackward, GradientsAddUpWithinNoSync) {
 }
 
 TEST(StepInBackward, ExactCopiesAreSteppedAndRoundedValuesGathered) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto oss = OssOptions(test::kSmallBuckets).gather_dtype(at::kBFloat16);
     const auto options = AdamWOptions(1e-2);
     require_same(train_sharded<AdamW>(group, options, {}, OssOptions(oss).step_in_backward(true)),
@@ -135,7 +135,7 @@ TEST(StepInBackward, ExactCopiesAreSteppedAndRoundedValuesGathered) {
 }
 
 TEST(StepInBackward, NoGradientIsLeftAndStepHasNothingToSend) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     auto model = make_model();
     OSS<AdamW> optimizer(group, *model, AdamWOptions(1e-2), kInBackward);
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);
@@ -150,7 +150,7 @@ TEST(StepInBackward, NoGradientIsLeftAndStepHasNothingToSend) {
 }
 
 TEST(StepInBackward, RefusesWhatNeedsAllGradients) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     auto model = make_model();
     OSS<AdamW> optimizer(group, *model, AdamWOptions(1e-2), kInBackward);
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);
@@ -189,7 +189,7 @@ struct DetachedImpl : torch::nn::Module {
 TORCH_MODULE(Detached);
 
 TEST(StepInBackward, ValuesThatBackwardStillNeedsAreNotChangedUnnoticed) {
-  launch_threads(1, [](Group group) {
+  run_ranks(1, [](Group group) {
     Detached model;
     OSS<SGD> optimizer(group, *model, SGDOptions(0.1),
                        OssOptions(kInBackward).bucket_bytes(0).first_bucket_bytes(0));
@@ -203,7 +203,7 @@ TEST(StepInBackward, ValuesThatBackwardStillNeedsAreNotChangedUnnoticed) {
 }
 
 TEST(StepInBackward, BlocksThatRunAgainUseTheOldValues) {
-  launch_threads(2, [](Group group) {
+  run_ranks(2, [](Group group) {
     const auto trained = [&](bool in_backward) {
       Branches model;
       model->runs_again = in_backward;

@@ -11,13 +11,16 @@ torch::nn::Sequential make_model(uint64_t seed) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   torch::manual_seed(seed);
-  return torch::nn::Sequential(torch::nn::Linear(10, 33), torch::nn::Tanh(),
-                               torch::nn::Linear(33, 17), torch::nn::Tanh(),
-                               torch::nn::Linear(17, 5));
+  torch::nn::Sequential model(torch::nn::Linear(10, 33), torch::nn::Tanh(),
+                              torch::nn::Linear(33, 17), torch::nn::Tanh(),
+                              torch::nn::Linear(17, 5));
+  model->to(device());
+  return model;
 }
 
 at::Tensor input(int rank, int step) {
-  return at::arange(60, at::kFloat).view({6, 10}).mul(0.37).add(rank * 1.7 + step * 0.9).sin();
+  const at::Tensor numbers = at::arange(60, at::kFloat).view({6, 10});
+  return numbers.mul(0.37).add(rank * 1.7 + step * 0.9).sin().to(device());
 }
 
 Values values_of(const torch::nn::Module& module) {

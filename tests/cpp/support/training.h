@@ -1,6 +1,7 @@
 #pragma once
 // Small models, data that differ by rank, and plain training to compare with.
 
+#include "support/ranks.h"
 #include <fairshard/comm.h>
 #include <fairshard/nn/sharded_data_parallel.h>
 
