@@ -1,6 +1,7 @@
 #include <fairshard/comm/collectives.h>
 
 #include "c10d_names.h"
+#include "direct_work.h"
 #include "group_state.h"
 #include "label.h"
 #include "reduce.h"
@@ -73,8 +74,8 @@ class Starter {
                       " elements, but the part of rank ", group_.rank(), " has ", own);
   }
 
-  /// Calls begin(process group, output, input) with tensors on a device that the group has.
-  /// `ideal_bytes` is what the best algorithm must send.
+  /// Calls begin(process group, output, input) with tensors on a device that the group has; it may
+  /// have the output arrive elsewhere. `ideal_bytes` is what the best algorithm must send.
   template <typename Begin>
   Work start(at::Tensor output, at::Tensor input, uint64_t ideal_bytes, const Begin& begin) const {
     const std::shared_ptr<Group::State>& state = group_.shared_state();
@@ -92,7 +93,7 @@ class Starter {
     if (!state->direct(output.device().type())) {
       state->uncounted_bytes += ideal_bytes;
       if (output.scalar_type() != input.scalar_type()) {  // which c10d's own backends refuse
-        work->result = output;
+        work->result = work->result.defined() ? work->result : output;
         output = at::empty_like(output, input.options());
         work->arrival = output;
       }
@@ -100,7 +101,12 @@ class Starter {
     work->is_completion_known =
         state->process_group->getBackend(output.device().type())->getBackendName() == "nccl";
     try {
-      work->work = begin(*state->process_group, output, input);
+      at::Tensor arrival = output;
+      work->work = begin(*state->process_group, arrival, input);
+      if (!arrival.is_same(output)) {
+        work->result = work->result.defined() ? work->result : output;
+        work->arrival = arrival;
+      }
     } catch (c10::Error& error) {
       error.add_context(c10::str("in ", where(), "rank ", group_.rank(), " of ", group_.size()));
       throw;
@@ -127,13 +133,32 @@ bool are_equal_parts(const Bounds& bounds) {
   return true;
 }
 
-std::vector<std::vector<at::Tensor>> split(const at::Tensor& whole, const Bounds& bounds) {
+std::vector<at::Tensor> split(const at::Tensor& whole, const Bounds& bounds) {
   const at::Tensor flat = whole.view(-1);
   std::vector<at::Tensor> parts;
   for (size_t i = 1; i < bounds.size(); ++i) {
     parts.push_back(flat.slice(0, bounds[i - 1], bounds[i]));
   }
-  return {std::move(parts)};
+  return parts;
+}
+
+/// Unequal parts one by one: c10d's lists of them are not in every backend, and NCCL's, which are
+/// broadcasts in one group, were seen to lose parts (2.30).
+template <typename StartPart>
+WorkPtr start_each(const Group& group, const std::vector<at::Tensor>& parts,
+                   const StartPart& start_part) {
+  std::vector<WorkPtr> works;
+  for (size_t root = 0; root < parts.size(); ++root) {
+    if (parts[root].numel() > 0) {
+      std::vector<at::Tensor> one{parts[root]};
+      works.push_back(start_part(one, static_cast<int64_t>(root)));
+    }
+  }
+  return c10::make_intrusive<CoalescedWork>(group.rank(), std::move(works));
+}
+
+bool is_direct(const Group& group, const at::Tensor& tensor) {
+  return group.state().direct(tensor.device().type()) != nullptr;
 }
 
 uint64_t all_but_own(const Group& group, const at::Tensor& whole) {
@@ -193,9 +218,20 @@ Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& 
                          if (are_equal_parts(bounds)) {
                            return all_gather_single(c10d, whole, own);
                          }
-                         auto outputs = split(whole, bounds);
-                         std::vector<at::Tensor> inputs{own};
-                         return c10d.allgather(outputs, inputs);
+                         const auto parts = split(whole, bounds);
+                         if (is_direct(group, whole)) {
+                           std::vector<std::vector<at::Tensor>> outputs{parts};
+                           std::vector<at::Tensor> inputs{own};
+                           return c10d.allgather(outputs, inputs);
+                         }
+                         if (!own.is_alias_of(whole)) {
+                           parts[group.rank()].copy_(own.view(-1));
+                         }
+                         return start_each(group, parts, [&](auto& part, int64_t root) {
+                           c10d::BroadcastOptions options;
+                           options.rootRank = root;
+                           return c10d.broadcast(part, options);
+                         });
                        });
 }
 
@@ -216,15 +252,25 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
     return {};
   }
   return starter.start(output, input, all_but_own(group, input),
-                       [&](c10d::ProcessGroup& c10d, at::Tensor own, at::Tensor whole) {
+                       [&](c10d::ProcessGroup& c10d, at::Tensor& own, at::Tensor whole) {
                          c10d::ReduceScatterOptions options;
                          options.reduceOp = to_c10d(op);
                          if (are_equal_parts(bounds)) {
                            return reduce_scatter_single(c10d, own, whole, options);
                          }
-                         auto inputs = split(whole, bounds);
-                         std::vector<at::Tensor> outputs{own};
-                         return c10d.reduce_scatter(outputs, inputs, options);
+                         const auto parts = split(whole, bounds);
+                         if (is_direct(group, whole)) {
+                           std::vector<at::Tensor> outputs{own};
+                           std::vector<std::vector<at::Tensor>> inputs{parts};
+                           return c10d.reduce_scatter(outputs, inputs, options);
+                         }
+                         own = parts[group.rank()];
+                         return start_each(group, parts, [&](auto& part, int64_t root) {
+                           c10d::ReduceOptions to_root;
+                           to_root.reduceOp = to_c10d(op);
+                           to_root.rootRank = root;
+                           return c10d.reduce(part, to_root);
+                         });
                        });
 }
 

@@ -36,7 +36,7 @@ void Work::wait() {
   state_->work->wait();  // with a timeout of its own NCCL would make the host wait for the device
   if (state_->result.defined()) {
     const at::NoGradGuard no_grad;
-    state_->result.copy_(std::exchange(state_->arrival, {}));
+    state_->result.copy_(std::exchange(state_->arrival, {}).view(state_->result.sizes()));
     state_->result.reset();
   }
 }

@@ -99,10 +99,12 @@ TORCH_MODULE(Backwards);
 TEST(Equality, TheOrderOfGradientsIsLearntAndChangesNothing) {
   run_ranks(2, [](Group group) {
     Backwards model;
+    model->to(test::device());
     for (const auto& parameter : model->parameters()) {
       comm::broadcast(group, parameter.detach(), 0).wait();
     }
     Backwards twin;
+    twin->to(test::device());
     for (const auto& item : model->named_parameters()) {
       twin->named_parameters()[item.key()].set_data(item.value().detach().clone());
     }

@@ -62,6 +62,7 @@ TEST(Join, RanksWithoutInputsCountAsZeros) {
 TEST(Join, ReplicatedModelsAndBuffersEndAlike) {
   test::run_ranks(2, [&](Group group) {
     Sequential model(torch::nn::BatchNorm1d(10), torch::nn::Linear(10, 2));
+    model->to(test::device());
     ShardedDataParallel<Sequential> parallel(group, model);
     torch::optim::SGD optimizer(model->parameters(), SGDOptions(0.1));
     {

@@ -131,7 +131,7 @@ TEST(Precision, TheDtypeMayChangeBetweenStepsButNotTheShape) {
       test::require_same(test::values_of(*model), test::values_of(*twin), false);
     }
     model->to(at::kFloat);
-    model->parameters()[0].set_data(at::zeros({3, 3}));
+    model->parameters()[0].set_data(at::zeros({3, 3}, test::device()));
     test::expect_error([&] { parallel.forward(test::input(0, 0)); },
                        {"'0.weight'", "was replaced by Float[3, 3]"});
   });

@@ -150,6 +150,7 @@ struct ChainImpl : torch::nn::Module {
     for (const auto& parameter : parameters()) {
       parameter.uniform_(-0.3, 0.3, generator);
     }
+    to(test::device());
   }
   at::Tensor forward(at::Tensor x, int left_out) {
     for (const int i : {0, 1, 2, 3, 0}) {

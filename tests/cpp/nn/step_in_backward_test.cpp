@@ -66,6 +66,7 @@ struct BranchesImpl : torch::nn::Module {
     for (const auto& parameter : parameters()) {
       parameter.uniform_(-0.3, 0.3, generator);
     }
+    to(test::device());
   }
   at::Tensor forward(const at::Tensor& x, int left_out) {
     at::Tensor sum = x;
@@ -191,6 +192,7 @@ TORCH_MODULE(Detached);
 TEST(StepInBackward, ValuesThatBackwardStillNeedsAreNotChangedUnnoticed) {
   run_ranks(1, [](Group group) {
     Detached model;
+    model->to(test::device());
     OSS<SGD> optimizer(group, *model, SGDOptions(0.1),
                        OssOptions(kInBackward).bucket_bytes(0).first_bucket_bytes(0));
     ShardedDataParallel<Detached> parallel(group, model, optimizer,
