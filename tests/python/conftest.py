@@ -20,9 +20,10 @@ def pytest_collection_modifyitems(items):
     has_gpus = ranks.gpu_ranks() > 1
 
     def is_wanted(item):
-        if item.get_closest_marker("nccl"):
-            return has_gpus and not item.get_closest_marker("cpu_only")
-        return not item.get_closest_marker("nccl_only")
+        marks = {mark.name for mark in item.iter_markers()}
+        if "nccl" in marks:
+            return has_gpus and "cpu_only" not in marks
+        return "nccl_only" not in marks and not {"fairshard", "costly"} <= marks
 
     items[:] = filter(is_wanted, items)
 

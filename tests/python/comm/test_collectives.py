@@ -1,5 +1,7 @@
 """Our collectives against torch.distributed's own, on groups that torch.distributed made."""
 
+import datetime
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -46,8 +48,9 @@ def test_same_as_torch_distributed(run_ranks, backend, world_size):
         return
     # all-reduce 2 (N-1)/N, reduce-scatter and all-gather (N-1)/N of the whole; one rank broadcasts
     peers, part = world_size - 1, 30000 * 4
-    assert sent[0] == peers * part * 4
-    assert sent[-1] == peers * part * (4 + world_size)
+    times = 2 if backend == "fairshard" else 1  # there torch's own are ours, and count as well
+    assert sent[0] == times * peers * part * 4
+    assert sent[-1] == times * peers * part * (4 + world_size)
 
 
 def _subgroup(rank, world_size):
@@ -82,7 +85,7 @@ def test_ranks_that_disagree_get_a_torch_exception(run_ranks):
 
 
 def _timeout(rank, world_size):
-    group = comm.Group(dist.new_group([0, 1]), timeout_s=0.2)
+    group = comm.Group(dist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2)))
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"barrier #0.*rank 1 timed out"):
             comm.barrier(group)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples/tutorials"
 
 ways = pytest.mark.parametrize("way", ["c++", *BACKENDS])  # in C++, or in Python over a backend
-sizes = pytest.mark.parametrize("world_size", [2, 4])
+sizes = pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.costly)])
 
 
 def run(way, script, program, world_size):

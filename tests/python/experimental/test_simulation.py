@@ -1,6 +1,7 @@
 """200 calls on 4 ranks (2 nodes of 2) against a simulation in numpy, for every algorithm."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -62,6 +63,7 @@ def _train_with_int8(rank, world_size):
     return _model_after_training(rank, 1, INT8)
 
 
+@pytest.mark.costly
 def test_every_algorithm_is_the_published_one(run_ranks):
     ranks = run_ranks(4, _train)
     for name, (make, _) in SCENARIOS.items():

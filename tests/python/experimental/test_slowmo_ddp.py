@@ -71,6 +71,7 @@ def _resume(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(run_ranks):
     assert all(run_ranks(4, _resume))
 

@@ -88,7 +88,7 @@ def _as_ddp(rank, world_size):
             check(model, plain, f"{setting} {is_checkpointed=}", is_exact=world_size == 2)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.costly)])
 def test_trains_as_ddp(run_ranks, world_size):
     run_ranks(world_size, _as_ddp)
 

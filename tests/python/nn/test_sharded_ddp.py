@@ -49,11 +49,15 @@ def _modes(rank, world_size):
     return True
 
 
-@pytest.mark.parametrize(
-    "world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.cpu_only("ranks that share a GPU are at most 4"))]
-)
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.costly)])
 def test_trains_as_torch_ddp(run_ranks, world_size):
     assert all(run_ranks(world_size, _modes))
+
+
+@pytest.mark.costly
+@pytest.mark.cpu_only("at most four ranks share a GPU")
+def test_eight_ranks_train_as_torch_ddp(run_ranks):
+    assert all(run_ranks(8, _modes))
 
 
 def _behaviours(rank, world_size):

@@ -46,7 +46,7 @@ def _step_by_step(rank, world_size):
     return True
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.costly)])
 def test_gains_and_parameters_follow_the_formula_in_every_mode(run_ranks, world_size):
     assert all(run_ranks(world_size, _step_by_step))
 

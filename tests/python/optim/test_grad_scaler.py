@@ -73,7 +73,7 @@ def _infinities(rank, world_size):
     return scaler.get_scale(), [value.tolist() for value in values(model)]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.costly)])
 def test_infinities_on_any_rank_skip_the_step_on_all(run_ranks, world_size):
     results = run_ranks(world_size, _infinities)
     assert all(result == results[0] for result in results)

@@ -13,7 +13,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 #: What tests that take ranks are run over. Over NCCL ranks have a GPU each, or share one; else all is on the CPU.
-BACKENDS = ("gloo", "fairshard", pytest.param("nccl", marks=[pytest.mark.gpu, pytest.mark.nccl]))
+BACKENDS = (
+    "gloo",
+    pytest.param("fairshard", marks=pytest.mark.fairshard),
+    pytest.param("nccl", marks=[pytest.mark.nccl, pytest.mark.gpu]),
+)
 MOST_GPU_RANKS = 4
 TIMEOUT = datetime.timedelta(seconds=100)  # of torch's own collectives, whose default is half an hour
 
