@@ -24,6 +24,22 @@ void Packing::add_stream(const at::Device& device) {
   }
 }
 
+at::Tensor Packing::place(const FlatParameters& part, const Bucket& bucket, size_t slot,
+                          const at::Tensor& flat, bool keeps) {
+  if (!keeps) {
+    return part.view_of(bucket.slots[slot].parameter, flat);
+  }
+  if (!kept_.is_same(flat)) {
+    kept_ = flat;
+    kept_places_.assign(bucket.slots.size(), at::Tensor());
+  }
+  at::Tensor& place = kept_places_[slot];
+  if (!place.defined()) {
+    place = part.view_of(bucket.slots[slot].parameter, flat);
+  }
+  return place;
+}
+
 void Packing::pack(const FlatParameters& part, const Bucket& bucket, const at::Tensor& flat,
                    bool keeps) {
   std::vector<at::Tensor> places;
@@ -31,15 +47,18 @@ void Packing::pack(const FlatParameters& part, const Bucket& bucket, const at::T
   places.reserve(bucket.slots.size());
   gradients.reserve(bucket.slots.size());
   const auto* const start = static_cast<const char*>(flat.const_data_ptr());
-  for (const Slot& slot : bucket.slots) {
+  for (size_t i = 0; i < bucket.slots.size(); ++i) {
+    const Slot& slot = bucket.slots[i];
     const Parameter& parameter = part.parameters()[slot.parameter];
     at::Tensor& gradient = parameter.tensor.mutable_grad();
-    if (!gradient.defined() ||
-        gradient.const_data_ptr() == start + slot.offset * flat.element_size()) {
-      continue;  // it is in its place already, or zeros are
+    if (!gradient.defined()) {
+      continue;
     }
     check_can_be_reduced(parameter, gradient);
-    places.push_back(part.view_of(slot.parameter, flat));
+    if (gradient.const_data_ptr() == start + slot.offset * flat.element_size()) {
+      continue;  // it is in its place already
+    }
+    places.push_back(place(part, bucket, i, flat, keeps));
     gradients.push_back(std::exchange(gradient, keeps ? places.back() : at::Tensor()));
   }
   follow_streams(gradients);

@@ -24,9 +24,14 @@ class Packing {
   void pack(const FlatParameters& part, const Bucket& bucket, const at::Tensor& flat, bool keeps);
 
  private:
+  at::Tensor place(const FlatParameters& part, const Bucket& bucket, size_t slot,
+                   const at::Tensor& flat, bool keeps);
   void follow_streams(const std::vector<at::Tensor>& gradients);
 
   std::vector<c10::Stream> streams_;
+  /// Memory that gradients stay in from one backward to the next, and their places in it.
+  at::Tensor kept_;
+  std::vector<at::Tensor> kept_places_;
 };
 
 /// Throws if a parameter's gradient is of a kind that cannot be reduced.

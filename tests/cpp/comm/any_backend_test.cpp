@@ -18,7 +18,7 @@ std::vector<at::Device> devices() {
 
 /// Throws, so that a rank that fails stops its peers.
 void require(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
-  TORCH_CHECK(found.cpu().equal(expected.to(found.scalar_type())), what, ": ", found.cpu(),
+  TORCH_CHECK(found.cpu().allclose(expected.to(found.scalar_type())), what, ": ", found.cpu(),
               " is not ", expected);
 }
 
