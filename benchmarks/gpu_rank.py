@@ -1,5 +1,6 @@
 """One rank of gpu_training.py: a process that keeps its group and trains with one system after another."""
 
+import ctypes
 import gc
 import os
 import statistics
@@ -87,10 +88,17 @@ def _where(device: torch.device) -> dict:
         "device": torch.cuda.get_device_name(device),
         "devices": torch.cuda.device_count(),
         "memory_gb": round(torch.cuda.get_device_properties(device).total_memory / 1e9),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl": _nccl_version(),
         "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
         "environment": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
     }
+
+
+def _nccl_version() -> str:
+    """Of the library that is loaded, which need not be the one that torch was built with."""
+    number = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
 
 
 def _train_a_little(device: torch.device) -> None:

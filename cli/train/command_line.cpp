@@ -147,9 +147,10 @@ void add_rank_options(CLI::App& app, TrainOptions& options) {
       ->check(whole_number(1, kMaxLocalRanks));
   app.add_option("--device", options.device, "auto is cuda where there is a GPU, else cpu")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  app.add_option("--backend", options.backend,
-                 "what moves tensors between ranks, if not cpu:fairshard,cuda:nccl where every rank "
-                 "has a GPU of its own, and else fairshard, through host memory")
+  app.add_option(
+         "--backend", options.backend,
+         "what moves tensors between ranks, if not cpu:fairshard,cuda:nccl where every rank "
+         "has a GPU of its own, and else fairshard, through host memory")
       ->check(CLI::IsMember({"fairshard", "nccl", "cpu:fairshard,cuda:nccl"}));
   app.add_option("--threads", options.threads,
                  "threads per rank; 0 shares the cores among the ranks")

@@ -1,9 +1,9 @@
 """c10d's collectives with labels and unequal parts, on groups made by torch.distributed, and a backend of our own.
 
-The backend "fairshard" moves CPU tensors by direct exchange between all ranks: each byte is sent once, sums are taken in
-rank order (the same bits on every run), and ranks that disagree get an error that names rank, sizes and label. Groups over
-plain Gloo get the same here, over Gloo's own connections. Collectives return a handle at once; results are valid after
-its ``wait()``.
+The backend "fairshard" moves CPU tensors by direct exchange between all ranks: each byte is sent once, sums are taken
+in rank order (the same bits on every run), and ranks that disagree get an error that names rank, sizes and label.
+Groups over plain Gloo get the same here, over Gloo's own connections. Collectives return a handle at once; results are
+valid after its ``wait()``.
 """
 
 import torch.distributed as dist

@@ -1,11 +1,10 @@
-#include <fairshard/comm/collectives.h>
-
 #include "c10d_names.h"
 #include "direct_work.h"
 #include "group_state.h"
 #include "label.h"
 #include "reduce.h"
 #include "work_state.h"
+#include <fairshard/comm/collectives.h>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -48,8 +47,8 @@ class Starter {
   }
 
   void check_reducible(const at::Tensor& tensor, ReduceOp op) const {
-    TORCH_CHECK_TYPE(is_reducible(tensor.scalar_type(), to_c10d(op)), where(),
-                     "tensors of dtype ", tensor.scalar_type(), " cannot be reduced",
+    TORCH_CHECK_TYPE(is_reducible(tensor.scalar_type(), to_c10d(op)), where(), "tensors of dtype ",
+                     tensor.scalar_type(), " cannot be reduced",
                      op == ReduceOp::kAvg ? " to an average" : "");
   }
 

@@ -90,8 +90,8 @@ std::vector<int64_t> unequal_sizes(const Tensors& parts) {
   for (const at::Tensor& part : parts) {
     sizes.push_back(part.numel());
   }
-  const bool are_equal = std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) ==
-                         sizes.end();
+  const bool are_equal =
+      std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) == sizes.end();
   return are_equal ? std::vector<int64_t>() : sizes;
 }
 
@@ -272,14 +272,14 @@ DirectBackend::WorkPtr DirectBackend::start_gather(const at::Tensor& whole, cons
                    input.scalar_type());
   Call call = make_call(Kind::kAllGather, input);
   call.parts = unequal_sizes(outputs);
-  call.numel = std::accumulate(
-      outputs.begin(), outputs.end(), int64_t{0},
-      [](int64_t sum, const at::Tensor& output) { return sum + output.numel(); });
+  call.numel =
+      std::accumulate(outputs.begin(), outputs.end(), int64_t{0},
+                      [](int64_t sum, const at::Tensor& output) { return sum + output.numel(); });
   Lender lender;
   Parcels parcels(size_);
   parcels.sent.assign(size_, lender.source(input));
-  parcels.received = whole.defined() ? split_evenly(lender.target(whole), size_)
-                                     : lender.targets(outputs);
+  parcels.received =
+      whole.defined() ? split_evenly(lender.target(whole), size_) : lender.targets(outputs);
   sent_bytes_ += bytes_to_peers(call, parcels.sent);
   return start(call, timeout, whole.defined() ? Tensors{whole} : outputs, lender,
                [&](const Call& numbered) {
@@ -409,8 +409,7 @@ DirectBackend::WorkPtr DirectBackend::reduce_scatter(Tensors& outputs, std::vect
 DirectBackend::WorkPtr DirectBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(input.numel() == output.numel() * size_, "reduce_scatter: the input has ",
-                    input.numel(), " elements, but ", size_, " ranks get ",
-                    output.numel() * size_);
+                    input.numel(), " elements, but ", size_, " ranks get ", output.numel() * size_);
   return start_reduce_scatter(output, input, split_evenly(input.reshape(-1), size_),
                               options.reduceOp, options.timeout);
 }
@@ -426,8 +425,7 @@ DirectBackend::WorkPtr DirectBackend::reduce_scatter_tensor_coalesced(
 
 DirectBackend::WorkPtr DirectBackend::start_all_to_all(const Tensors& outputs,
                                                        const Tensors& inputs,
-                                                       const Tensors& results,
-                                                       const Lender& lender,
+                                                       const Tensors& results, const Lender& lender,
                                                        std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(outputs[rank_].numel() == inputs[rank_].numel(), "all_to_all: rank ", rank_,
                     " sends ", inputs[rank_].numel(), " elements to itself, but expects ",
@@ -495,9 +493,9 @@ uint64_t DirectBackend::getSequenceNumberForGroup() {
   return sequence_;
 }
 
-c10::intrusive_ptr<c10d::Backend> DirectBackend::split(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-    const c10::intrusive_ptr<Options>& options) {
+c10::intrusive_ptr<c10d::Backend> DirectBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                       const std::vector<int>& ranks,
+                                                       const c10::intrusive_ptr<Options>& options) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank_);
   if (own == ranks.end()) {
     return nullptr;

@@ -11,9 +11,9 @@ namespace {
 
 c10d::OpType op_type(Kind kind) {
   using c10d::OpType;
-  constexpr std::array kTypes{OpType::ALLREDUCE, OpType::BROADCAST,      OpType::ALLGATHER,
+  constexpr std::array kTypes{OpType::ALLREDUCE,      OpType::BROADCAST, OpType::ALLGATHER,
                               OpType::REDUCE_SCATTER, OpType::BARRIER,   OpType::REDUCE,
-                              OpType::GATHER,    OpType::SCATTER,        OpType::ALLTOALL};
+                              OpType::GATHER,         OpType::SCATTER,   OpType::ALLTOALL};
   return kTypes[static_cast<size_t>(kind)];
 }
 

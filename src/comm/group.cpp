@@ -77,9 +77,7 @@ Traffic Group::traffic() const {
   return {sent, state_->collectives};
 }
 
-double waited_s(const Group& group) {
-  return static_cast<double>(group.state().waited_ns) / 1e9;
-}
+double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }
 
 at::Device Group::control_device() const {
   if (state_->has(c10::DeviceType::CPU)) {
@@ -120,7 +118,8 @@ Group Group::subgroup(const std::vector<int>& ranks) const {
                       " follows ", ranks[i - 1]);
   }
   c10d::ProcessGroup& whole = *state_->process_group;
-  return Group(split(whole, splits_connect(whole) ? new_store("subgroup") : whole.getStore(), ranks));
+  return Group(
+      split(whole, splits_connect(whole) ? new_store("subgroup") : whole.getStore(), ranks));
 }
 
 Group Group::duplicate() const {

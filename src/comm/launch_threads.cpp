@@ -56,7 +56,8 @@ void run_rank(int rank, int ranks, const c10::intrusive_ptr<c10d::Store>& store,
   try {
     BackendChoice choice;
     choice.bind = "127.0.0.1";
-    choice.cuda = cuda_device_count() > 0 ? BackendChoice::Cuda::kThroughHost : BackendChoice::Cuda::kNone;
+    choice.cuda =
+        cuda_device_count() > 0 ? BackendChoice::Cuda::kThroughHost : BackendChoice::Cuda::kNone;
     group.emplace(
         make_process_group(store, rank, ranks, choice, to_milliseconds(options.timeout_s())));
     fn(*group);

@@ -71,8 +71,8 @@ void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
   std::vector<at::Tensor> tensors{tensor};
   Message message{nullptr, peer, is_receive, "", false};
   try {
-    message.work = is_receive ? transport_->recv(tensors, peer, tag)
-                              : transport_->send(tensors, peer, tag);
+    message.work =
+        is_receive ? transport_->recv(tensors, peer, tag) : transport_->send(tensors, peer, tag);
   } catch (const std::exception& error) {
     message.post_error = error.what();
   }

@@ -18,7 +18,9 @@ constexpr int64_t kDepth = 2;
 int64_t segment_bytes(int ranks, bool is_all_reduce) {
   constexpr int64_t kTogether = 8;  // of the longest ones, from all peers
   const int64_t longest = is_all_reduce ? 1 << 20 : 512 << 10;
-  return std::clamp<int64_t>(kTogether * longest / (kDepth * std::max(ranks - 1, 1)), 64 << 10, longest) & -64;
+  return std::clamp<int64_t>(kTogether * longest / (kDepth * std::max(ranks - 1, 1)), 64 << 10,
+                             longest) &
+         -64;
 }
 
 }  // namespace
@@ -32,9 +34,8 @@ int64_t staging_bytes(int ranks, int64_t part_bytes, bool is_all_reduce) {
   return count * (ranks - 1) * std::min(segment, part_bytes);
 }
 
-SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::Backend> transport,
-                                 const Call& call, at::Tensor output,
-                                 std::vector<at::Tensor> inputs, Then then,
+SegmentedReduce::SegmentedReduce(c10::intrusive_ptr<c10d::Backend> transport, const Call& call,
+                                 at::Tensor output, std::vector<at::Tensor> inputs, Then then,
                                  std::shared_ptr<Staging> staging)
     : transport_(std::move(transport)),
       call_(call),

@@ -35,8 +35,7 @@ class SegmentedReduce final : public Operation {
   /// `inputs` has a part for every rank; what they send for inputs[rank] is reduced to `output`.
   /// Posts what is short.
   SegmentedReduce(c10::intrusive_ptr<c10d::Backend> transport, const Call& call, at::Tensor output,
-                   std::vector<at::Tensor> inputs, Then then,
-                  std::shared_ptr<Staging> staging);
+                  std::vector<at::Tensor> inputs, Then then, std::shared_ptr<Staging> staging);
 
   void start() override;
   bool advance(Deadline deadline) override;

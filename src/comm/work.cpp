@@ -1,7 +1,6 @@
-#include <fairshard/comm/work.h>
-
 #include "direct_work.h"
 #include "work_state.h"
+#include <fairshard/comm/work.h>
 
 #include <ATen/core/grad_mode.h>
 

@@ -182,8 +182,8 @@ at::ScalarType BucketFiller::wire_dtype_of(const Fill& fill) const {
 }
 
 /// On a CPU gradients are divided on their way into the bucket, which costs nothing more than the
-/// copy and gives the bits of torch's DDP. In low precision the sum, which is a wide one, is divided.
-/// On a device the collective divides, as NCCL does it: on the way out of the bucket.
+/// copy and gives the bits of torch's DDP. In low precision the sum, which is a wide one, is
+/// divided. On a device the collective divides, as NCCL does it: on the way out of the bucket.
 bool BucketFiller::averages_in_collective(const Fill& fill) const {
   return is_packed(fill) || c10::elementSize(wire_dtype_of(fill)) < sizeof(float);
 }
@@ -316,8 +316,8 @@ void BucketFiller::start(Fill& fill) {
   started_.push_back({&fill, std::exchange(fill.flat, at::Tensor()), adds ? arrival : at::Tensor(),
                       std::move(work)});
   if (is_stepped_in_backward(fill)) {
-    fill.agreement = used_.start_agreement(group, parameters_of(fill),
-                                           "used parameters of " + label(fill));
+    fill.agreement =
+        used_.start_agreement(group, parameters_of(fill), "used parameters of " + label(fill));
   }
 }
 

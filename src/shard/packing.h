@@ -1,6 +1,6 @@
 #pragma once
-// Gradients of one bucket on their way into its flat memory, on a device on which every operation is
-// a launch.
+// Gradients of one bucket on their way into its flat memory, on a device on which every operation
+// is a launch.
 
 #include <fairshard/shard/flat_parameters.h>
 

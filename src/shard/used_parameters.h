@@ -12,9 +12,9 @@ namespace fairshard::shard {
 
 /// On this rank; after an agreement, on any rank.
 ///
-/// Note [Nobody waits to agree]: a rank that has used all parameters in question knows what any rank
-/// has used, so it takes part in the agreement and does not wait for it. Where control data lives on
-/// a device, only a rank that lacks a gradient makes its host wait for that.
+/// Note [Nobody waits to agree]: a rank that has used all parameters in question knows what any
+/// rank has used, so it takes part in the agreement and does not wait for it. Where control data
+/// lives on a device, only a rank that lacks a gradient makes its host wait for that.
 class UsedParameters {
  public:
   /// What brings about an agreement.

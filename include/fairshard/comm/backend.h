@@ -10,9 +10,9 @@ class Store;
 
 namespace fairshard::comm {
 
-/// One rank's end of a backend whose collectives are direct exchanges over Gloo's connections: every
-/// rank sends to all others at once, each byte once, and sums in rank order. GLOO_SOCKET_IFNAME
-/// chooses the interface. Collective: blocks until all ranks have come.
+/// One rank's end of a backend whose collectives are direct exchanges over Gloo's connections:
+/// every rank sends to all others at once, each byte once, and sums in rank order.
+/// GLOO_SOCKET_IFNAME chooses the interface. Collective: blocks until all ranks have come.
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int size, double timeout_s);
 

@@ -41,8 +41,9 @@ Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& 
                 const std::string& label = "", const Bounds& bounds = {});
 
 /// `output` becomes this rank's part of the reduction of all inputs; an input has a part per rank.
-/// `output` may be this rank's own part of `input`, which is in any case overwritten. It may also be float32 while the input is
-/// float16 or bfloat16: low precision on the wire and, by direct exchange, full precision in the sum.
+/// `output` may be this rank's own part of `input`, which is in any case overwritten. It may also
+/// be float32 while the input is float16 or bfloat16: low precision on the wire and, by direct
+/// exchange, full precision in the sum.
 Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
                     ReduceOp op = ReduceOp::kSum, const std::string& label = "",
                     const Bounds& bounds = {});

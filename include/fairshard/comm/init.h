@@ -21,10 +21,10 @@ struct GroupOptions {
   TORCH_ARG(std::string, backend);
 };
 
-/// Meets the other ranks and returns the group of all of them. Where there are GPUs, the current one
-/// becomes that of the rank's number on its machine. Ranks share a GPU over NCCL only if
-/// NCCL_MULTI_RANK_GPU_ENABLE is set to 1, and else go through host memory, with a warning. When all
-/// ranks are on one machine only the loopback interface is used; otherwise GLOO_SOCKET_IFNAME
+/// Meets the other ranks and returns the group of all of them. Where there are GPUs, the current
+/// one becomes that of the rank's number on its machine. Ranks share a GPU over NCCL only if
+/// NCCL_MULTI_RANK_GPU_ENABLE is set to 1, and else go through host memory, with a warning. When
+/// all ranks are on one machine only the loopback interface is used; otherwise GLOO_SOCKET_IFNAME
 /// chooses it.
 ///
 /// Collective: every rank calls it. Blocks until all have come, at most for the timeout, and then

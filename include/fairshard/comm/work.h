@@ -7,8 +7,8 @@
 
 namespace fairshard::comm {
 
-/// A started collective: a c10d::Work with what belongs to it. Backends keep the tensors alive until
-/// the collective has ended, also when the handle is dropped. A default-made Work is done.
+/// A started collective: a c10d::Work with what belongs to it. Backends keep the tensors alive
+/// until the collective has ended, also when the handle is dropped. A default-made Work is done.
 class Work {
  public:
   struct State;
@@ -17,8 +17,8 @@ class Work {
   /// For comm/.
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// Makes the results available: for CPU tensors it blocks until they are in place, at most for the
-  /// group's timeout; for others it is the current stream that waits, and this returns at once.
+  /// Makes the results available: for CPU tensors it blocks until they are in place, at most for
+  /// the group's timeout; for others it is the current stream that waits, and this returns at once.
   /// Throws c10::DistBackendError with the collective, its label, the rank and the reason. Calling
   /// it again is harmless.
   void wait();

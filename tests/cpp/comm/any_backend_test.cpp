@@ -22,7 +22,9 @@ void require(const at::Tensor& found, const at::Tensor& expected, const std::str
               " is not ", expected);
 }
 
-at::Tensor numbers(int rank, int64_t count = 8) { return at::arange(count, at::kFloat) + 10 * rank; }
+at::Tensor numbers(int rank, int64_t count = 8) {
+  return at::arange(count, at::kFloat) + 10 * rank;
+}
 
 class Ranks : public testing::TestWithParam<int> {};
 

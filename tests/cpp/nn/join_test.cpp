@@ -81,14 +81,14 @@ TEST(Join, ReplicatedModelsAndBuffersEndAlike) {
 
 TEST(Join, AnExceptionInTheLoopIsNotHeldBack) {
   EXPECT_THROW(test::run_ranks(2,
-                                    [&](Group group) {
-                                      auto model = test::make_model();
-                                      ShardedDataParallel<Sequential> parallel(group, model);
-                                      const auto join = parallel.join();
-                                      if (group.rank() == 0) {
-                                        throw std::runtime_error("out of patience");
-                                      }
-                                    }),
+                               [&](Group group) {
+                                 auto model = test::make_model();
+                                 ShardedDataParallel<Sequential> parallel(group, model);
+                                 const auto join = parallel.join();
+                                 if (group.rank() == 0) {
+                                   throw std::runtime_error("out of patience");
+                                 }
+                               }),
                comm::LaunchError);
 }
 

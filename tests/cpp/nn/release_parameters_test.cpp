@@ -9,12 +9,12 @@ namespace fairshard {
 namespace {
 
 using comm::Group;
-using test::run_ranks;
 using test::expect_error;
 using test::input;
 using test::loss_of;
 using test::make_model;
 using test::require_same;
+using test::run_ranks;
 using test::train_plainly;
 using test::train_sharded;
 using test::values_of;
