@@ -16,8 +16,6 @@
 
 namespace fairshard::comm {
 
-thread_local const std::string* LabelScope::current_ = nullptr;
-
 namespace {
 
 using Tensors = DirectBackend::Tensors;

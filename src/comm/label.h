@@ -10,15 +10,20 @@ namespace fairshard::comm {
 class LabelScope {
  public:
   /// `label` must outlive it.
-  explicit LabelScope(const std::string& label) : outer_(current_) { current_ = &label; }
-  ~LabelScope() { current_ = outer_; }
+  explicit LabelScope(const std::string& label) : outer_(innermost()) { innermost() = &label; }
+  ~LabelScope() { innermost() = outer_; }
   LabelScope(const LabelScope&) = delete;
   LabelScope& operator=(const LabelScope&) = delete;
 
-  static std::string current() { return current_ ? *current_ : std::string(); }
+  static std::string current() { return innermost() ? *innermost() : std::string(); }
 
  private:
-  static thread_local const std::string* current_;
+  /// This thread's.
+  static const std::string*& innermost() {
+    thread_local const std::string* label = nullptr;
+    return label;
+  }
+
   const std::string* outer_;
 };
 
