@@ -241,9 +241,8 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
   starter.check(input, "the input");
   starter.check_parts(input, output, bounds);
   starter.check_reducible(input, op);
-  const bool widens = output.scalar_type() == at::kFloat &&
-                      (input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16);
-  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type() || widens,
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type() ||
+                       widens(input.scalar_type(), output.scalar_type()),
                    "reduce_scatter: the output is ", output.scalar_type(), ", the input ",
                    input.scalar_type());
   if (group.size() == 1) {

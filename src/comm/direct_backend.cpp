@@ -82,6 +82,12 @@ std::vector<int64_t> sizes_of_rows(const at::Tensor& tensor, const std::vector<i
   return sizes;
 }
 
+int64_t total(const Tensors& tensors) {
+  return std::accumulate(
+      tensors.begin(), tensors.end(), int64_t{0},
+      [](int64_t sum, const at::Tensor& tensor) { return sum + tensor.numel(); });
+}
+
 /// What Call::parts says of such tensors.
 std::vector<int64_t> unequal_sizes(const Tensors& parts) {
   std::vector<int64_t> sizes;
@@ -99,58 +105,19 @@ uint64_t bytes_to_peers(const Call& call, const Tensors& sent) {
   return bytes;
 }
 
+/// start(i) for i = 0, ..., count - 1 as one.
+template <typename Start>
+DirectBackend::WorkPtr coalesced(int rank, size_t count, const Start& start) {
+  std::vector<DirectBackend::WorkPtr> works;
+  for (size_t i = 0; i < count; ++i) {
+    works.push_back(start(i));
+  }
+  return c10::make_intrusive<CoalescedWork>(rank, std::move(works));
+}
+
 }  // namespace
 
-/// Lends flat host memory for tensors: their own where it can be, else a copy.
-class DirectBackend::Lender {
- public:
-  at::Tensor source(const at::Tensor& tensor) const {
-    check(tensor);
-    return tensor.variable_data().to(at::kCPU).contiguous().view(-1);
-  }
-  at::Tensor target(const at::Tensor& tensor) {
-    check(tensor);
-    if (is_lent_itself(tensor)) {
-      return tensor.variable_data().view(-1);
-    }
-    return copied(tensor, at::empty({tensor.numel()}, tensor.options().device(at::kCPU)));
-  }
-  at::Tensor both(const at::Tensor& tensor) {
-    const at::Tensor values = source(tensor);
-    return is_lent_itself(tensor) ? values : copied(tensor, values);
-  }
-  Tensors sources(const Tensors& tensors) const {
-    Tensors result;
-    for (const at::Tensor& tensor : tensors) {
-      result.push_back(source(tensor));
-    }
-    return result;
-  }
-  Tensors targets(const Tensors& tensors) {
-    Tensors result;
-    for (const at::Tensor& tensor : tensors) {
-      result.push_back(target(tensor));
-    }
-    return result;
-  }
-  const DirectWork::Copies& copies() const { return copies_; }
-
- private:
-  static void check(const at::Tensor& tensor) {
-    TORCH_CHECK_VALUE(tensor.defined(), "a tensor of a collective is undefined");
-    TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, "a tensor of a collective is ",
-                     tensor.layout(), ", but must be dense");
-  }
-  static bool is_lent_itself(const at::Tensor& tensor) {
-    return tensor.is_cpu() && tensor.is_contiguous();
-  }
-  at::Tensor copied(const at::Tensor& tensor, at::Tensor host) {
-    copies_.emplace_back(tensor.variable_data(), host);
-    return host;
-  }
-
-  DirectWork::Copies copies_;
-};
+using WorkPtr = DirectBackend::WorkPtr;
 
 DirectBackend::DirectBackend(c10::intrusive_ptr<c10d::Backend> transport, std::string bind)
     : c10d::Backend(transport->getRank(), transport->getSize()),
@@ -163,20 +130,21 @@ c10::intrusive_ptr<c10d::Backend::Options> DirectBackend::getBackendOptions() {
   return transport_->getBackendOptions();
 }
 
-Call DirectBackend::make_call(Kind kind, const at::Tensor& whole) const {
+Call DirectBackend::make_call(Kind kind, const at::Tensor& like, int64_t numel,
+                              int64_t root) const {
   Call call;
   call.kind = kind;
-  call.dtype = whole.scalar_type();
-  call.numel = whole.numel();
+  call.dtype = like.scalar_type();
+  call.numel = numel;
+  call.root = static_cast<int>(root);
   call.label = LabelScope::current();
   call.rank = rank_;
   call.size = size_;
   return call;
 }
 
-DirectBackend::WorkPtr DirectBackend::start(Call call, std::chrono::milliseconds timeout,
-                                            const Tensors& results, const Lender& lender,
-                                            const Build& build) {
+WorkPtr DirectBackend::start(Call call, Timeout timeout, const Tensors& results,
+                             const Lender& lender, const Build& build) {
   const std::lock_guard lock(mutex_);
   call.sequence = sequence_++;
   if (const std::string failure = progress_.failure(); !failure.empty()) {
@@ -193,296 +161,250 @@ DirectBackend::WorkPtr DirectBackend::start(Call call, std::chrono::milliseconds
   return work;
 }
 
-DirectBackend::WorkPtr DirectBackend::broadcast(Tensors& tensors,
-                                                const c10d::BroadcastOptions& options) {
-  const at::Tensor& tensor = only(tensors, "broadcast");
-  check_root(options.rootRank, size_, "broadcast");
-  Call call = make_call(Kind::kBroadcast, tensor);
-  call.root = static_cast<int>(options.rootRank);
-  Lender lender;
-  Parcels parcels(size_);
-  if (rank_ == call.root) {
-    parcels.sent.assign(size_, lender.source(tensor));
-  } else {
-    parcels.received[call.root] = lender.target(tensor);
-  }
+WorkPtr DirectBackend::exchange(const Call& call, Timeout timeout, const Tensors& results,
+                                const Lender& lender, const Parcels& parcels) {
   sent_bytes_ += bytes_to_peers(call, parcels.sent);
-  return start(call, options.timeout, {tensor}, lender, [&](const Call& numbered) {
-    return std::make_shared<Exchange>(transport_, numbered, parcels);
-  });
-}
-
-DirectBackend::WorkPtr DirectBackend::allreduce(Tensors& tensors,
-                                                const c10d::AllreduceOptions& options) {
-  const at::Tensor& tensor = only(tensors, "all_reduce");
-  check_reducible(tensor, options.reduceOp, "all_reduce");
-  Call call = make_call(Kind::kAllReduce, tensor);
-  call.op = options.reduceOp;
-  Lender lender;
-  const at::Tensor flat = lender.both(tensor);
-  const bool is_short = static_cast<int64_t>(flat.nbytes()) <= kOneRoundBytes;
-  const Tensors parts = is_short ? Tensors(size_, flat) : split_evenly(flat, size_);
-  sent_bytes_ += bytes_to_peers(call, parts) +
-                 (is_short ? 0 : static_cast<uint64_t>(size_ - 1) * parts[rank_].nbytes());
-  const auto then = is_short ? SegmentedReduce::Then::kKeep : SegmentedReduce::Then::kGather;
-  return start(call, options.timeout, {tensor}, lender, [&](const Call& numbered) {
-    return std::make_shared<SegmentedReduce>(transport_, numbered, parts[rank_], parts, then,
-                                             staging_);
-  });
-}
-
-DirectBackend::WorkPtr DirectBackend::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  std::vector<WorkPtr> works;
-  for (const at::Tensor& tensor : tensors) {
-    Tensors one{tensor};
-    works.push_back(allreduce(one, options));
-  }
-  return c10::make_intrusive<CoalescedWork>(rank_, std::move(works));
-}
-
-DirectBackend::WorkPtr DirectBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const at::Tensor& tensor = only(tensors, "reduce");
-  check_root(options.rootRank, size_, "reduce");
-  check_reducible(tensor, options.reduceOp, "reduce");
-  Call call = make_call(Kind::kReduce, tensor);
-  call.op = options.reduceOp;
-  call.root = static_cast<int>(options.rootRank);
-  Lender lender;
-  // The root's part is everything, and others have none.
-  Tensors parts(size_, at::empty({0}, tensor.options().device(at::kCPU)));
-  parts[call.root] = rank_ == call.root ? lender.both(tensor) : lender.source(tensor);
-  sent_bytes_ += bytes_to_peers(call, parts);
-  return start(call, options.timeout, {tensor}, lender, [&](const Call& numbered) {
-    return std::make_shared<SegmentedReduce>(transport_, numbered, parts[rank_], parts,
-                                             SegmentedReduce::Then::kKeep, staging_);
-  });
-}
-
-DirectBackend::WorkPtr DirectBackend::start_gather(const at::Tensor& whole, const Tensors& outputs,
-                                                   const at::Tensor& input,
-                                                   std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(outputs[rank_].numel() == input.numel(), "all_gather: the input has ",
-                    input.numel(), " elements, but the output has ", outputs[rank_].numel(),
-                    " for those of rank ", rank_);
-  TORCH_CHECK_TYPE(outputs[rank_].scalar_type() == input.scalar_type(),
-                   "all_gather: the output is ", outputs[rank_].scalar_type(), ", the input ",
-                   input.scalar_type());
-  Call call = make_call(Kind::kAllGather, input);
-  call.parts = unequal_sizes(outputs);
-  call.numel =
-      std::accumulate(outputs.begin(), outputs.end(), int64_t{0},
-                      [](int64_t sum, const at::Tensor& output) { return sum + output.numel(); });
-  Lender lender;
-  Parcels parcels(size_);
-  parcels.sent.assign(size_, lender.source(input));
-  parcels.received =
-      whole.defined() ? split_evenly(lender.target(whole), size_) : lender.targets(outputs);
-  sent_bytes_ += bytes_to_peers(call, parcels.sent);
-  return start(call, timeout, whole.defined() ? Tensors{whole} : outputs, lender,
-               [&](const Call& numbered) {
-                 return std::make_shared<Exchange>(transport_, numbered, parcels);
-               });
-}
-
-DirectBackend::WorkPtr DirectBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                const c10d::AllgatherOptions& options) {
-  return start_gather({}, one_each(outputs, size_, "all_gather"), only(inputs, "all_gather"),
-                      options.timeout);
-}
-
-DirectBackend::WorkPtr DirectBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                      const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(output.numel() == input.numel() * size_, "all_gather: the output has ",
-                    output.numel(), " elements, but ", size_, " ranks have ",
-                    input.numel() * size_);
-  const at::Tensor flat = output.is_contiguous() ? output.view(-1) : output.reshape(-1);
-  return start_gather(output, split_evenly(flat, size_), input, options.timeout);
-}
-
-DirectBackend::WorkPtr DirectBackend::allgather_coalesced(std::vector<Tensors>& outputs,
-                                                          Tensors& inputs,
-                                                          const c10d::AllgatherOptions& options) {
-  // The lists are by rank here, and by tensor elsewhere.
-  std::vector<WorkPtr> works;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    Tensors of_ranks;
-    for (const Tensors& list : outputs) {
-      TORCH_CHECK_VALUE(list.size() == inputs.size(), "all_gather_coalesced: there are ",
-                        inputs.size(), " inputs, but a list of ", list.size(), " outputs");
-      of_ranks.push_back(list[i]);
-    }
-    std::vector<Tensors> lists{of_ranks};
-    works.push_back(
-        start_gather({}, one_each(lists, size_, "all_gather"), inputs[i], options.timeout));
-  }
-  return c10::make_intrusive<CoalescedWork>(rank_, std::move(works));
-}
-
-DirectBackend::WorkPtr DirectBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  std::vector<WorkPtr> works;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    works.push_back(_allgather_base(outputs.at(i), inputs[i], options));
-  }
-  return c10::make_intrusive<CoalescedWork>(rank_, std::move(works));
-}
-
-DirectBackend::WorkPtr DirectBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                             const c10d::GatherOptions& options) {
-  const at::Tensor& input = only(inputs, "gather");
-  check_root(options.rootRank, size_, "gather");
-  Call call = make_call(Kind::kGather, input);
-  call.root = static_cast<int>(options.rootRank);
-  Lender lender;
-  Parcels parcels(size_);
-  Tensors results;
-  parcels.sent[call.root] = lender.source(input);
-  if (rank_ == call.root) {
-    results = one_each(outputs, size_, "gather");
-    parcels.received = lender.targets(results);
-  }
-  sent_bytes_ += bytes_to_peers(call, parcels.sent);
-  return start(call, options.timeout, results, lender, [&](const Call& numbered) {
-    return std::make_shared<Exchange>(transport_, numbered, parcels);
-  });
-}
-
-DirectBackend::WorkPtr DirectBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                              const c10d::ScatterOptions& options) {
-  const at::Tensor& output = only(outputs, "scatter");
-  check_root(options.rootRank, size_, "scatter");
-  Call call = make_call(Kind::kScatter, output);
-  call.root = static_cast<int>(options.rootRank);
-  Lender lender;
-  Parcels parcels(size_);
-  if (rank_ == call.root) {
-    parcels.sent = lender.sources(one_each(inputs, size_, "scatter"));
-  }
-  parcels.received[call.root] = lender.target(output);
-  sent_bytes_ += bytes_to_peers(call, parcels.sent);
-  return start(call, options.timeout, {output}, lender, [&](const Call& numbered) {
-    return std::make_shared<Exchange>(transport_, numbered, parcels);
-  });
-}
-
-DirectBackend::WorkPtr DirectBackend::start_reduce_scatter(const at::Tensor& output,
-                                                           const at::Tensor& whole,
-                                                           const Tensors& inputs, RedOp op,
-                                                           std::chrono::milliseconds timeout) {
-  const at::Tensor& own = inputs[rank_];
-  check_reducible(own, op, "reduce_scatter");
-  TORCH_CHECK_VALUE(own.numel() == output.numel(), "reduce_scatter: the output has ",
-                    output.numel(), " elements, but the part of rank ", rank_, " has ",
-                    own.numel());
-  const bool widens = output.scalar_type() == at::kFloat &&
-                      (own.scalar_type() == at::kHalf || own.scalar_type() == at::kBFloat16);
-  TORCH_CHECK_TYPE(output.scalar_type() == own.scalar_type() || widens,
-                   "reduce_scatter: the output is ", output.scalar_type(), ", the input ",
-                   own.scalar_type());
-  Call call = make_call(Kind::kReduceScatter, own);
-  call.op = op;
-  call.parts = unequal_sizes(inputs);
-  call.numel =
-      std::accumulate(inputs.begin(), inputs.end(), int64_t{0},
-                      [](int64_t sum, const at::Tensor& input) { return sum + input.numel(); });
-  Lender lender;
-  const Tensors parts =
-      whole.defined() ? split_evenly(lender.source(whole), size_) : lender.sources(inputs);
-  const at::Tensor target = lender.target(output);
-  sent_bytes_ += bytes_to_peers(call, parts);
-  return start(call, timeout, {output}, lender, [&](const Call& numbered) {
-    return std::make_shared<SegmentedReduce>(transport_, numbered, target, parts,
-                                             SegmentedReduce::Then::kKeep, staging_);
-  });
-}
-
-DirectBackend::WorkPtr DirectBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                     const c10d::ReduceScatterOptions& options) {
-  return start_reduce_scatter(only(outputs, "reduce_scatter"), {},
-                              one_each(inputs, size_, "reduce_scatter"), options.reduceOp,
-                              options.timeout);
-}
-
-DirectBackend::WorkPtr DirectBackend::_reduce_scatter_base(
-    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK_VALUE(input.numel() == output.numel() * size_, "reduce_scatter: the input has ",
-                    input.numel(), " elements, but ", size_, " ranks get ", output.numel() * size_);
-  return start_reduce_scatter(output, input, split_evenly(input.reshape(-1), size_),
-                              options.reduceOp, options.timeout);
-}
-
-DirectBackend::WorkPtr DirectBackend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  std::vector<WorkPtr> works;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    works.push_back(_reduce_scatter_base(outputs.at(i), inputs[i], options));
-  }
-  return c10::make_intrusive<CoalescedWork>(rank_, std::move(works));
-}
-
-DirectBackend::WorkPtr DirectBackend::start_all_to_all(const Tensors& outputs,
-                                                       const Tensors& inputs,
-                                                       const Tensors& results, const Lender& lender,
-                                                       std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(outputs[rank_].numel() == inputs[rank_].numel(), "all_to_all: rank ", rank_,
-                    " sends ", inputs[rank_].numel(), " elements to itself, but expects ",
-                    outputs[rank_].numel());
-  Call call = make_call(Kind::kAllToAll, inputs[rank_]);
-  call.numel = 0;
-  Parcels parcels(size_);
-  parcels.sent = inputs;
-  parcels.received = outputs;
-  sent_bytes_ += bytes_to_peers(call, inputs);
   return start(call, timeout, results, lender, [&](const Call& numbered) {
     return std::make_shared<Exchange>(transport_, numbered, parcels);
   });
 }
 
-DirectBackend::WorkPtr DirectBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                                               const c10d::AllToAllOptions& options) {
+WorkPtr DirectBackend::reduce_parts(const Call& call, Timeout timeout, const at::Tensor& result,
+                                    const Lender& lender, const at::Tensor& output,
+                                    const Tensors& parts) {
+  sent_bytes_ += bytes_to_peers(call, parts);
+  return start(call, timeout, {result}, lender, [&](const Call& numbered) {
+    return std::make_shared<SegmentedReduce>(transport_, numbered, output, parts,
+                                             SegmentedReduce::Then::kKeep, staging_);
+  });
+}
+
+WorkPtr DirectBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = only(tensors, "broadcast");
+  check_root(options.rootRank, size_, "broadcast");
+  const Call call = make_call(Kind::kBroadcast, tensor, tensor.numel(), options.rootRank);
+  Lender lender;
+  Parcels parcels(size_);
+  if (rank_ == call.root) {
+    parcels.sent.assign(size_, Lender::source(tensor));
+  } else {
+    parcels.received[call.root] = lender.target(tensor);
+  }
+  return exchange(call, options.timeout, {tensor}, lender, parcels);
+}
+
+WorkPtr DirectBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor& tensor = only(tensors, "all_reduce");
+  check_reducible(tensor, options.reduceOp, "all_reduce");
+  Call call = make_call(Kind::kAllReduce, tensor, tensor.numel());
+  call.op = options.reduceOp;
+  Lender lender;
+  const at::Tensor flat = lender.both(tensor);
+  if (static_cast<int64_t>(flat.nbytes()) <= kOneRoundBytes) {
+    return reduce_parts(call, options.timeout, tensor, lender, flat, Tensors(size_, flat));
+  }
+  const Tensors parts = split_evenly(flat, size_);
+  const auto to_all = static_cast<uint64_t>(size_ - 1) * parts[rank_].nbytes();
+  sent_bytes_ += bytes_to_peers(call, parts) + to_all;
+  return start(call, options.timeout, {tensor}, lender, [&](const Call& numbered) {
+    return std::make_shared<SegmentedReduce>(transport_, numbered, parts[rank_], parts,
+                                             SegmentedReduce::Then::kGather, staging_);
+  });
+}
+
+WorkPtr DirectBackend::allreduce_coalesced(Tensors& tensors,
+                                           const c10d::AllreduceCoalescedOptions& options) {
+  return coalesced(rank_, tensors.size(), [&](size_t i) {
+    Tensors one{tensors[i]};
+    return allreduce(one, options);
+  });
+}
+
+WorkPtr DirectBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = only(tensors, "reduce");
+  check_root(options.rootRank, size_, "reduce");
+  check_reducible(tensor, options.reduceOp, "reduce");
+  Call call = make_call(Kind::kReduce, tensor, tensor.numel(), options.rootRank);
+  call.op = options.reduceOp;
+  Lender lender;
+  // The root's part is everything, and others have none.
+  Tensors parts(size_, at::empty({0}, tensor.options().device(at::kCPU)));
+  parts[call.root] = rank_ == call.root ? lender.both(tensor) : Lender::source(tensor);
+  return reduce_parts(call, options.timeout, tensor, lender, parts[rank_], parts);
+}
+
+WorkPtr DirectBackend::gather_parts(const Tensors& outputs, const Tensors& results,
+                                    const at::Tensor& input, const Lender& lender,
+                                    Timeout timeout) {
+  const at::Tensor& own = outputs[rank_];
+  TORCH_CHECK_VALUE(own.numel() == input.numel(), "all_gather: the input has ", input.numel(),
+                    " elements, but the output has ", own.numel(), " for those of rank ", rank_);
+  TORCH_CHECK_TYPE(own.scalar_type() == input.scalar_type(), "all_gather: the output is ",
+                   own.scalar_type(), ", the input ", input.scalar_type());
+  Call call = make_call(Kind::kAllGather, input, total(outputs));
+  call.parts = unequal_sizes(outputs);
+  Parcels parcels(size_);
+  parcels.sent.assign(size_, Lender::source(input));
+  parcels.received = outputs;
+  return exchange(call, timeout, results, lender, parcels);
+}
+
+WorkPtr DirectBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                 const c10d::AllgatherOptions& options) {
+  const Tensors& results = one_each(outputs, size_, "all_gather");
+  Lender lender;
+  const Tensors parts = lender.targets(results);
+  return gather_parts(parts, results, only(inputs, "all_gather"), lender, options.timeout);
+}
+
+WorkPtr DirectBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                       const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(output.numel() == input.numel() * size_, "all_gather: the output has ",
+                    output.numel(), " elements, but ", size_, " ranks have ",
+                    input.numel() * size_);
+  Lender lender;
+  const Tensors parts = split_evenly(lender.target(output), size_);
+  return gather_parts(parts, {output}, input, lender, options.timeout);
+}
+
+WorkPtr DirectBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                           const c10d::AllgatherOptions& options) {
+  return coalesced(rank_, inputs.size(), [&](size_t i) {
+    std::vector<Tensors> of_ranks(1);  // the lists are by rank here, and by tensor elsewhere
+    for (const Tensors& list : outputs) {
+      TORCH_CHECK_VALUE(list.size() == inputs.size(), "all_gather_coalesced: there are ",
+                        inputs.size(), " inputs, but a list of ", list.size(), " outputs");
+      of_ranks[0].push_back(list[i]);
+    }
+    Tensors one{inputs[i]};
+    return allgather(of_ranks, one, options);
+  });
+}
+
+WorkPtr DirectBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
+  return coalesced(rank_, inputs.size(),
+                   [&](size_t i) { return _allgather_base(outputs.at(i), inputs[i], options); });
+}
+
+WorkPtr DirectBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::GatherOptions& options) {
+  const at::Tensor& input = only(inputs, "gather");
+  check_root(options.rootRank, size_, "gather");
+  const Call call = make_call(Kind::kGather, input, input.numel(), options.rootRank);
+  Lender lender;
+  Parcels parcels(size_);
+  Tensors results;
+  parcels.sent[call.root] = Lender::source(input);
+  if (rank_ == call.root) {
+    results = one_each(outputs, size_, "gather");
+    parcels.received = lender.targets(results);
+  }
+  return exchange(call, options.timeout, results, lender, parcels);
+}
+
+WorkPtr DirectBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                               const c10d::ScatterOptions& options) {
+  const at::Tensor& output = only(outputs, "scatter");
+  check_root(options.rootRank, size_, "scatter");
+  const Call call = make_call(Kind::kScatter, output, output.numel(), options.rootRank);
+  Lender lender;
+  Parcels parcels(size_);
+  if (rank_ == call.root) {
+    parcels.sent = Lender::sources(one_each(inputs, size_, "scatter"));
+  }
+  parcels.received[call.root] = lender.target(output);
+  return exchange(call, options.timeout, {output}, lender, parcels);
+}
+
+WorkPtr DirectBackend::scatter_sums(const at::Tensor& output, const Tensors& parts,
+                                    const c10d::ReduceScatterOptions& options) {
+  const at::Tensor& own = parts[rank_];
+  check_reducible(own, options.reduceOp, "reduce_scatter");
+  TORCH_CHECK_VALUE(own.numel() == output.numel(), "reduce_scatter: the output has ",
+                    output.numel(), " elements, but the part of rank ", rank_, " has ",
+                    own.numel());
+  TORCH_CHECK_TYPE(
+      output.scalar_type() == own.scalar_type() || widens(own.scalar_type(), output.scalar_type()),
+      "reduce_scatter: the output is ", output.scalar_type(), ", the input ", own.scalar_type());
+  Call call = make_call(Kind::kReduceScatter, own, total(parts));
+  call.op = options.reduceOp;
+  call.parts = unequal_sizes(parts);
+  Lender lender;
+  const at::Tensor target = lender.target(output);
+  return reduce_parts(call, options.timeout, output, lender, target, parts);
+}
+
+WorkPtr DirectBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                      const c10d::ReduceScatterOptions& options) {
+  const Tensors& parts = one_each(inputs, size_, "reduce_scatter");
+  return scatter_sums(only(outputs, "reduce_scatter"), Lender::sources(parts), options);
+}
+
+WorkPtr DirectBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                            const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK_VALUE(input.numel() == output.numel() * size_, "reduce_scatter: the input has ",
+                    input.numel(), " elements, but ", size_, " ranks get ", output.numel() * size_);
+  return scatter_sums(output, split_evenly(Lender::source(input), size_), options);
+}
+
+WorkPtr DirectBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::ReduceScatterOptions& options) {
+  return coalesced(rank_, inputs.size(), [&](size_t i) {
+    return _reduce_scatter_base(outputs.at(i), inputs[i], options);
+  });
+}
+
+WorkPtr DirectBackend::exchange_all(const Tensors& outputs, const Tensors& inputs,
+                                    const Tensors& results, const Lender& lender, Timeout timeout) {
+  TORCH_CHECK_VALUE(outputs[rank_].numel() == inputs[rank_].numel(), "all_to_all: rank ", rank_,
+                    " sends ", inputs[rank_].numel(), " elements to itself, but expects ",
+                    outputs[rank_].numel());
+  Parcels parcels(size_);
+  parcels.sent = inputs;
+  parcels.received = outputs;
+  const Call call = make_call(Kind::kAllToAll, inputs[rank_], 0);
+  return exchange(call, timeout, results, lender, parcels);
+}
+
+WorkPtr DirectBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                const c10d::AllToAllOptions& options) {
   one_each({outputs}, size_, "all_to_all");
   one_each({inputs}, size_, "all_to_all");
   Lender lender;
   const Tensors targets = lender.targets(outputs);
-  return start_all_to_all(targets, lender.sources(inputs), outputs, lender, options.timeout);
+  return exchange_all(targets, Lender::sources(inputs), outputs, lender, options.timeout);
 }
 
-DirectBackend::WorkPtr DirectBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                    std::vector<int64_t>& output_rows,
-                                                    std::vector<int64_t>& input_rows,
-                                                    const c10d::AllToAllOptions& options) {
+WorkPtr DirectBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                     std::vector<int64_t>& output_rows,
+                                     std::vector<int64_t>& input_rows,
+                                     const c10d::AllToAllOptions& options) {
   Lender lender;
-  const Tensors targets =
-      split_by(lender.target(output), sizes_of_rows(output, output_rows, size_));
-  const Tensors sources = split_by(lender.source(input), sizes_of_rows(input, input_rows, size_));
-  return start_all_to_all(targets, sources, {output}, lender, options.timeout);
+  const auto received = sizes_of_rows(output, output_rows, size_);
+  const Tensors targets = split_by(lender.target(output), received);
+  const Tensors sources = split_by(Lender::source(input), sizes_of_rows(input, input_rows, size_));
+  return exchange_all(targets, sources, {output}, lender, options.timeout);
 }
 
-DirectBackend::WorkPtr DirectBackend::start_barrier(std::chrono::milliseconds timeout) {
-  const Call call = make_call(Kind::kBarrier, at::empty({0}, at::kByte));
-  return start(call, timeout, {}, {}, [&](const Call& numbered) {
-    return std::make_shared<Exchange>(transport_, numbered, Parcels(size_));
-  });
-}
-
-DirectBackend::WorkPtr DirectBackend::barrier(const c10d::BarrierOptions& options) {
-  return start_barrier(options.timeout);
+WorkPtr DirectBackend::barrier(const c10d::BarrierOptions& options) {
+  const Call call = make_call(Kind::kBarrier, at::empty({0}, at::kByte), 0);
+  return exchange(call, options.timeout, {}, {}, Parcels(size_));
 }
 
 void DirectBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
-  start_barrier(options.timeout)->wait();
+  barrier(options)->wait();
 }
 
-DirectBackend::WorkPtr DirectBackend::send(Tensors& tensors, int receiver, int tag) {
+WorkPtr DirectBackend::send(Tensors& tensors, int receiver, int tag) {
   return transport_->send(tensors, receiver, tag);
 }
 
-DirectBackend::WorkPtr DirectBackend::recv(Tensors& tensors, int sender, int tag) {
+WorkPtr DirectBackend::recv(Tensors& tensors, int sender, int tag) {
   return transport_->recv(tensors, sender, tag);
 }
 
-DirectBackend::WorkPtr DirectBackend::recvAnysource(Tensors& tensors, int tag) {
+WorkPtr DirectBackend::recvAnysource(Tensors& tensors, int tag) {
   return transport_->recvAnysource(tensors, tag);
 }
 

@@ -2,9 +2,10 @@
 // A c10d backend for CPU tensors: direct exchange between all ranks.
 
 #include "call.h"
+#include "exchange.h"
+#include "lender.h"
 #include "progress.h"
 #include "staging.h"
-#include <fairshard/comm/group.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -89,20 +90,23 @@ class DirectBackend final : public c10d::Backend {
   void abort() override { shutdown(); }
 
  private:
-  class Lender;
+  using Timeout = std::chrono::milliseconds;
   using Build = std::function<std::shared_ptr<Operation>(const Call&)>;
 
-  Call make_call(Kind kind, const at::Tensor& whole) const;
-  WorkPtr start(Call call, std::chrono::milliseconds timeout, const Tensors& results,
-                const Lender& lender, const Build& build);
-  WorkPtr start_gather(const at::Tensor& whole, const Tensors& outputs, const at::Tensor& input,
-                       std::chrono::milliseconds timeout);
-  WorkPtr start_reduce_scatter(const at::Tensor& output, const at::Tensor& whole,
-                               const Tensors& inputs, c10d::ReduceOp::RedOpType op,
-                               std::chrono::milliseconds timeout);
-  WorkPtr start_all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
-                           const Lender& lender, std::chrono::milliseconds timeout);
-  WorkPtr start_barrier(std::chrono::milliseconds timeout);
+  /// What all calls of this rank have in common.
+  Call make_call(Kind kind, const at::Tensor& like, int64_t numel, int64_t root = -1) const;
+  WorkPtr start(Call call, Timeout timeout, const Tensors& results, const Lender& lender,
+                const Build& build);
+  WorkPtr exchange(const Call& call, Timeout timeout, const Tensors& results, const Lender& lender,
+                   const Parcels& parcels);
+  WorkPtr reduce_parts(const Call& call, Timeout timeout, const at::Tensor& result,
+                       const Lender& lender, const at::Tensor& output, const Tensors& parts);
+  WorkPtr gather_parts(const Tensors& outputs, const Tensors& results, const at::Tensor& input,
+                       const Lender& lender, Timeout timeout);
+  WorkPtr scatter_sums(const at::Tensor& output, const Tensors& parts,
+                       const c10d::ReduceScatterOptions& options);
+  WorkPtr exchange_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
+                       const Lender& lender, Timeout timeout);
 
   const c10::intrusive_ptr<c10d::Backend> transport_;
   const std::string bind_;

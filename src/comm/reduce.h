@@ -13,6 +13,11 @@ using RedOp = c10d::ReduceOp::RedOpType;
 /// Whether tensors of this dtype can be reduced at all.
 bool is_reducible(at::ScalarType dtype, RedOp op);
 
+/// Whether sums of the one may be left in the other.
+inline bool widens(at::ScalarType from, at::ScalarType to) {
+  return to == at::kFloat && (from == at::kHalf || from == at::kBFloat16);
+}
+
 /// Writes the reduction of `parts` (one per rank, all of one size) to `output`, which may share
 /// memory with parts[rank] but with no other. Half precision is summed in float32. The other parts
 /// are scratch: they may be overwritten.
