@@ -1,6 +1,6 @@
 """torch's own DDP and FSDP2 over Gloo and over our backend, in the same processes, round after round.
 
-python benchmarks/backends.py [--model 60m] [--ranks 2] [--rounds 5] [--steps 4]
+python benchmarks/backends.py [--model 60m] [--batch 2] [--ranks 2] [--rounds 5] [--steps 4]
 
 Prints the table of docs/comm.md: times of a step, what a rank sends in one, and whether the weights are the same.
 """
@@ -43,10 +43,10 @@ SYSTEMS: dict[str, Callable] = {"DDP": ddp, "FSDP2, resharding": fsdp}
 class Run:
     """One system over one backend."""
 
-    def __init__(self, system: str, group: dist.ProcessGroup, name: str, rank: int) -> None:
+    def __init__(self, system: str, group: dist.ProcessGroup, name: str, batch: int, rank: int) -> None:
         self.model = SYSTEMS[system](make_model(name), group)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.inputs = make_inputs(name, 8, rank)
+        self.inputs = make_inputs(name, batch, rank)
         self.group = comm.Group(group)
         self.times: list[float] = []
         self.sent = 0
@@ -76,7 +76,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         print(f"| {options.model}, {options.ranks} ranks | Gloo, ms | fairshard, ms | ratio | MB sent | weights |")
         print("| --- | --- | --- | --- | --- | --- |")
     for system in SYSTEMS:
-        runs = [Run(system, group, options.model, rank) for group in groups.values()]
+        runs = [Run(system, group, options.model, options.batch, rank) for group in groups.values()]
         for run in runs:
             run.steps(1)
             run.times.clear()
@@ -100,6 +100,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="60m")
+    parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
