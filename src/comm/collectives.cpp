@@ -82,14 +82,15 @@ class Starter {
     const LabelScope label(label_);
     auto work = std::make_shared<Work::State>();
     work->group = state;
-    if (!state->has(output.device().type())) {
+    if (!state->route(output.device().type())) {
       const bool is_in_place = output.is_same(input);
       work->result = output;
       input = input.to(group_.control_device());
       output = is_in_place ? input : output.to(group_.control_device());
       work->arrival = output;
     }
-    if (!state->direct(output.device().type())) {
+    const Group::State::Route& route = *state->route(output.device().type());
+    if (!route.direct) {
       state->uncounted_bytes += ideal_bytes;
       if (output.scalar_type() != input.scalar_type()) {  // which c10d's own backends refuse
         work->result = work->result.defined() ? work->result : output;
@@ -97,8 +98,7 @@ class Starter {
         work->arrival = output;
       }
     }
-    work->is_completion_known =
-        state->process_group->getBackend(output.device().type())->getBackendName() == "nccl";
+    work->tells_completion = route.tells_completion;
     try {
       at::Tensor arrival = output;
       work->work = begin(*state->process_group, arrival, input);
@@ -157,7 +157,7 @@ WorkPtr start_each(const Group& group, const std::vector<at::Tensor>& parts,
 }
 
 bool is_direct(const Group& group, const at::Tensor& tensor) {
-  return group.state().direct(tensor.device().type()) != nullptr;
+  return group.state().route(tensor.device().type())->direct != nullptr;
 }
 
 uint64_t all_but_own(const Group& group, const at::Tensor& whole) {

@@ -171,11 +171,12 @@ WorkPtr DirectBackend::exchange(const Call& call, Timeout timeout, const Tensors
 
 WorkPtr DirectBackend::reduce_parts(const Call& call, Timeout timeout, const at::Tensor& result,
                                     const Lender& lender, const at::Tensor& output,
-                                    const Tensors& parts) {
-  sent_bytes_ += bytes_to_peers(call, parts);
+                                    const Tensors& parts, SegmentedReduce::Then then) {
+  const bool gathers = then == SegmentedReduce::Then::kGather;
+  sent_bytes_ += bytes_to_peers(call, parts) +
+                 (gathers ? static_cast<uint64_t>(size_ - 1) * output.nbytes() : 0);
   return start(call, timeout, {result}, lender, [&](const Call& numbered) {
-    return std::make_shared<SegmentedReduce>(transport_, numbered, output, parts,
-                                             SegmentedReduce::Then::kKeep, staging_);
+    return std::make_shared<SegmentedReduce>(transport_, numbered, output, parts, then, staging_);
   });
 }
 
@@ -200,16 +201,10 @@ WorkPtr DirectBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   call.op = options.reduceOp;
   Lender lender;
   const at::Tensor flat = lender.both(tensor);
-  if (static_cast<int64_t>(flat.nbytes()) <= kOneRoundBytes) {
-    return reduce_parts(call, options.timeout, tensor, lender, flat, Tensors(size_, flat));
-  }
-  const Tensors parts = split_evenly(flat, size_);
-  const auto to_all = static_cast<uint64_t>(size_ - 1) * parts[rank_].nbytes();
-  sent_bytes_ += bytes_to_peers(call, parts) + to_all;
-  return start(call, options.timeout, {tensor}, lender, [&](const Call& numbered) {
-    return std::make_shared<SegmentedReduce>(transport_, numbered, parts[rank_], parts,
-                                             SegmentedReduce::Then::kGather, staging_);
-  });
+  const bool is_short = static_cast<int64_t>(flat.nbytes()) <= kOneRoundBytes;
+  const Tensors parts = is_short ? Tensors(size_, flat) : split_evenly(flat, size_);
+  const auto then = is_short ? SegmentedReduce::Then::kKeep : SegmentedReduce::Then::kGather;
+  return reduce_parts(call, options.timeout, tensor, lender, parts[rank_], parts, then);
 }
 
 WorkPtr DirectBackend::allreduce_coalesced(Tensors& tensors,

@@ -5,6 +5,7 @@
 #include "exchange.h"
 #include "lender.h"
 #include "progress.h"
+#include "segmented_reduce.h"
 #include "staging.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -100,7 +101,8 @@ class DirectBackend final : public c10d::Backend {
   WorkPtr exchange(const Call& call, Timeout timeout, const Tensors& results, const Lender& lender,
                    const Parcels& parcels);
   WorkPtr reduce_parts(const Call& call, Timeout timeout, const at::Tensor& result,
-                       const Lender& lender, const at::Tensor& output, const Tensors& parts);
+                       const Lender& lender, const at::Tensor& output, const Tensors& parts,
+                       SegmentedReduce::Then then = SegmentedReduce::Then::kKeep);
   WorkPtr gather_parts(const Tensors& outputs, const Tensors& results, const at::Tensor& input,
                        const Lender& lender, Timeout timeout);
   WorkPtr scatter_sums(const at::Tensor& output, const Tensors& parts,

@@ -37,22 +37,29 @@ std::shared_ptr<Group::State> state_of(c10::intrusive_ptr<c10d::ProcessGroup> gi
   return state;
 }
 
+std::vector<Group::State::Route> routes_of(c10d::ProcessGroup& process_group) {
+  std::vector<Group::State::Route> routes;
+  for (const auto& device : process_group.getDeviceTypes()) {
+    const auto backend = process_group.getBackend(device.type());
+    routes.push_back({device.type(), dynamic_cast<DirectBackend*>(backend.get()),
+                      backend->getBackendName() == "nccl"});
+  }
+  return routes;
+}
+
 }  // namespace
 
 Group::State::State(c10::intrusive_ptr<c10d::ProcessGroup> group)
     : given(std::move(group)),
       process_group(given ? decorated(given) : given),
+      routes(given ? routes_of(*process_group) : std::vector<Route>()),
       rank(given ? given->getRank() : -1),
       size(given ? given->getSize() : 0) {}
 
-bool Group::State::has(c10::DeviceType device) const {
-  const auto devices = process_group->getDeviceTypes();
-  return std::any_of(devices.begin(), devices.end(),
-                     [&](const c10::Device& own) { return own.type() == device; });
-}
-
-DirectBackend* Group::State::direct(c10::DeviceType device) const {
-  return dynamic_cast<DirectBackend*>(process_group->getBackend(device).get());
+const Group::State::Route* Group::State::route(c10::DeviceType device) const {
+  const auto found = std::find_if(routes.begin(), routes.end(),
+                                  [&](const Route& route) { return route.device == device; });
+  return found == routes.end() ? nullptr : &*found;
 }
 
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> process_group)
@@ -68,10 +75,9 @@ std::chrono::milliseconds Group::timeout() const {
 Traffic Group::traffic() const {
   uint64_t sent = state_->uncounted_bytes;
   std::set<const DirectBackend*> counting;  // one backend may serve several devices
-  for (const auto& device : state_->process_group->getDeviceTypes()) {
-    const auto* const backend = state_->direct(device.type());
-    if (backend && counting.insert(backend).second) {
-      sent += backend->sent_bytes();
+  for (const auto& route : state_->routes) {
+    if (route.direct && counting.insert(route.direct).second) {
+      sent += route.direct->sent_bytes();
     }
   }
   return {sent, state_->collectives};
@@ -80,12 +86,11 @@ Traffic Group::traffic() const {
 double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }
 
 at::Device Group::control_device() const {
-  if (state_->has(c10::DeviceType::CPU)) {
+  if (state_->route(c10::DeviceType::CPU)) {
     return c10::DeviceType::CPU;
   }
-  const auto devices = state_->process_group->getDeviceTypes();
-  TORCH_CHECK(!devices.empty(), "the process group has no backend for any device");
-  return c10::impl::VirtualGuardImpl(devices.front().type()).getDevice();
+  TORCH_CHECK(!state_->routes.empty(), "the process group has no backend for any device");
+  return c10::impl::VirtualGuardImpl(state_->routes.front().device).getDevice();
 }
 
 std::string Group::backend_name(c10::DeviceType device) const {

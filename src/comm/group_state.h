@@ -15,13 +15,24 @@ namespace fairshard::comm {
 struct Group::State {
   explicit State(c10::intrusive_ptr<c10d::ProcessGroup> given);
 
-  bool has(c10::DeviceType device) const;
-  DirectBackend* direct(c10::DeviceType device) const;
+  /// What moves the tensors of a kind of device.
+  struct Route {
+    c10::DeviceType device;
+    /// Null if it is another backend.
+    DirectBackend* direct;
+    /// Whether the backend can say that a collective has ended before somebody waits for it.
+    bool tells_completion;
+  };
+
+  /// Null if the group has no backend for such tensors.
+  const Route* route(c10::DeviceType device) const;
 
   /// Kept, so that no other process group comes to stand at its address.
   const c10::intrusive_ptr<c10d::ProcessGroup> given;
   /// The given one, or one of the same ranks and connections with Gloo behind DirectBackend.
   const c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  /// Looked up once, and not in every collective.
+  const std::vector<Route> routes;
   const int rank;
   const int size;
 

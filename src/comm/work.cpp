@@ -50,7 +50,7 @@ bool Work::is_done_within(std::chrono::milliseconds time) {
   if (auto* const direct = dynamic_cast<DirectWork*>(state_->work.get())) {
     return direct->wait_for(time);
   }
-  if (!state_->is_completion_known) {
+  if (!state_->tells_completion) {
     return true;
   }
   const auto end = std::chrono::steady_clock::now() + time;

@@ -14,8 +14,8 @@ namespace fairshard::comm {
 struct Work::State {
   std::shared_ptr<Group::State> group;
   c10::intrusive_ptr<c10d::Work> work;
-  /// Whether the backend can say that a collective has ended before somebody waits for it.
-  bool is_completion_known = false;
+  /// See Group::State::Route.
+  bool tells_completion = false;
   /// What the result is copied to from where it arrives, if those are not the same.
   at::Tensor result;
   at::Tensor arrival;
