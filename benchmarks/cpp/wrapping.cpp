@@ -47,7 +47,7 @@ Costs costs_of_rank(const Group& group) {
     parameters.push_back({item.key(), item.value()});
   }
   auto start = std::chrono::steady_clock::now();
-  const fairshard::shard::ShardPlan plan(parameters, group.size());
+  const fairshard::shard::ShardLayout plan(parameters, group.size());
   costs.plan = seconds_since(start);
 
   start = std::chrono::steady_clock::now();

@@ -18,12 +18,12 @@ constexpr size_t kMostStaging = 2;
 
 }  // namespace
 
-ReducingSink::ReducingSink(MemoryLedger& ledger, const shard::ShardPlan& plan, bool is_sharded)
+ReducingSink::ReducingSink(MemoryLedger& ledger, const shard::ShardLayout& plan, bool is_sharded)
     : ledger_(ledger), is_sharded_(is_sharded) {
   follow(plan);
 }
 
-void ReducingSink::follow(const shard::ShardPlan& plan) {
+void ReducingSink::follow(const shard::ShardLayout& plan) {
   plan_ = &plan;
   missing_.clear();
   for (const auto& bucket : plan.buckets()) {

@@ -2,7 +2,7 @@
 // Where gradients go while backward runs, and what memory that takes.
 
 #include "ledger.h"
-#include <fairshard/shard/plan.h>
+#include <fairshard/shard/layout.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,14 +36,14 @@ class ReducingSink final : public GradientSink {
  public:
   /// `is_sharded`: bucket memory is pooled; otherwise every bucket has its own, which is not
   /// counted here. The plan must outlive this.
-  ReducingSink(MemoryLedger& ledger, const shard::ShardPlan& plan, bool is_sharded);
+  ReducingSink(MemoryLedger& ledger, const shard::ShardLayout& plan, bool is_sharded);
 
   void take_gradient(size_t parameter, int64_t bytes) override;
   void finish() override;
   /// All gradients at once, from memory that is not counted here.
   void take_all();
   /// From the next step on; the pool stays as it is.
-  void follow(const shard::ShardPlan& plan);
+  void follow(const shard::ShardLayout& plan);
 
  private:
   struct Started {
@@ -60,7 +60,7 @@ class ReducingSink final : public GradientSink {
   int64_t bytes_of(size_t bucket) const;
 
   MemoryLedger& ledger_;
-  const shard::ShardPlan* plan_ = nullptr;
+  const shard::ShardLayout* plan_ = nullptr;
   bool is_sharded_;
   /// Of each bucket: gradients that are still to come, and its memory from the pool.
   std::vector<size_t> missing_;

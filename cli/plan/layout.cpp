@@ -36,7 +36,7 @@ int64_t paged_bytes(const std::vector<at::Tensor>& parameters) {
 
 }  // namespace
 
-shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
+shard::ShardLayout bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
                                const std::vector<size_t>& order) {
   const auto tensors = without_memory(model);
   std::vector<shard::Parameter> parameters;
@@ -47,7 +47,7 @@ shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int r
   if (!bytes && sharding == Sharding::kNone) {
     bytes = DataParallelOptions().bucket_bytes();
   }
-  return {parameters, ranks, shard::PlanOptions().bucket_bytes(bytes), order};
+  return {parameters, ranks, shard::LayoutOptions().bucket_bytes(bytes), order};
 }
 
 PageLayout page_layout(const ModelShape& model, int64_t slices) {

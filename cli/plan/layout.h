@@ -5,7 +5,7 @@
 #include "model_shape.h"
 #include "predict.h"
 #include <fairshard/page/slicing.h>
-#include <fairshard/shard/plan.h>
+#include <fairshard/shard/layout.h>
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace fairshard::cli::planning {
 
 /// The trainer's buckets, of float32; for gradients that come in this order, if it is known.
-shard::ShardPlan bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
+shard::ShardLayout bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
                                const std::vector<size_t>& order = {});
 
 struct PageLayout {

@@ -16,7 +16,7 @@ constexpr int64_t kBatches = 5;
 constexpr int64_t kBatchBytesPerToken = 16;
 
 /// What the rank with the most owns.
-int64_t own_elements(const shard::ShardPlan& plan, bool with_padding) {
+int64_t own_elements(const shard::ShardLayout& plan, bool with_padding) {
   int64_t most = 0;
   for (int rank = 0; rank < plan.ranks(); ++rank) {
     int64_t sum = 0;
@@ -34,7 +34,7 @@ int64_t own_elements(const shard::ShardPlan& plan, bool with_padding) {
   return most;
 }
 
-int64_t all_elements(const shard::ShardPlan& plan) {
+int64_t all_elements(const shard::ShardLayout& plan) {
   int64_t sum = 0;
   for (const auto& bucket : plan.buckets()) {
     sum += bucket.length();
@@ -43,7 +43,7 @@ int64_t all_elements(const shard::ShardPlan& plan) {
 }
 
 /// The largest buckets: two under way, and one that is being filled.
-int64_t most_bucket_bytes(const shard::ShardPlan& plan) {
+int64_t most_bucket_bytes(const shard::ShardLayout& plan) {
   std::vector<int64_t> sizes;
   for (const auto& bucket : plan.buckets()) {
     sizes.push_back(bucket.length() * kFloat);
@@ -57,7 +57,7 @@ int64_t most_bucket_bytes(const shard::ShardPlan& plan) {
 }
 
 /// Weights, gradients, states and buckets of a plan.
-MemoryPrediction planned_memory(const shard::ShardPlan& plan, Sharding sharding,
+MemoryPrediction planned_memory(const shard::ShardLayout& plan, Sharding sharding,
                                 int64_t parameters) {
   MemoryPrediction memory;
   memory.weights = all_elements(plan) * kFloat;
@@ -103,7 +103,7 @@ std::vector<size_t> gradient_order(const ModelShape& model, const Strategy& stra
 /// The peak on the device, on top of what stays from step to step. The first step fills pools, with
 /// buckets for gradients that come last first; the third is like all that follow.
 int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Workload& workload,
-                     const PageLayout* pages, const shard::ShardPlan& plan, int64_t lasting) {
+                     const PageLayout* pages, const shard::ShardLayout& plan, int64_t lasting) {
   MemoryLedger ledger;
   ledger.take(lasting);
   const bool is_sharded = strategy.sharding == Sharding::kGradients;

@@ -36,9 +36,9 @@ OssBase* as_sharded(Optimizer& optimizer) { return dynamic_cast<OssBase*>(&optim
 /// filled.
 int64_t most_bucket_bytes(const OssBase& optimizer, int buckets_in_flight) {
   std::vector<int64_t> sizes;
-  for (const auto& part : optimizer.parts()) {
-    for (size_t i = 0; i < part->plan().buckets().size(); ++i) {
-      sizes.push_back(static_cast<int64_t>(part->bucket(i).nbytes()));
+  for (const auto& group : optimizer.flat_groups()) {
+    for (size_t i = 0; i < group->layout().buckets().size(); ++i) {
+      sizes.push_back(static_cast<int64_t>(group->bucket(i).flat().nbytes()));
     }
   }
   std::ranges::sort(sizes, std::ranges::greater());
@@ -120,10 +120,8 @@ MemoryUse memory_of(Optimizer& optimizer, DataParallelMode mode) {
   }
   MemoryUse use;
   if (OssBase* const oss = as_sharded(optimizer)) {
-    for (const auto& part : oss->parts()) {
-      const auto own = part->gradients().memory();
-      gradients.insert(gradients.end(), own.begin(), own.end());
-    }
+    const auto own = oss->sharded_step().gradient_memory();
+    gradients.insert(gradients.end(), own.begin(), own.end());
     if (mode == DataParallelMode::kGradients) {
       use.buckets = most_bucket_bytes(*oss, DataParallelOptions().buckets_in_flight());
     }

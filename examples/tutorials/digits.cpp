@@ -39,11 +39,11 @@ at::Device device_of(int rank) {
 void report(int rank, const std::vector<float>& losses, const fairshard::OssBase& optimizer) {
   int64_t owned = 0;
   int64_t all = 0;
-  for (const auto& part : optimizer.parts()) {
-    for (const auto& slice : part->slices()) {
+  for (const auto& group : optimizer.flat_groups()) {
+    for (const auto& slice : group->slices()) {
       owned += slice.values.numel();
     }
-    for (const auto& parameter : part->parameters()) {
+    for (const auto& parameter : group->parameters()) {
       all += parameter.tensor.numel();
     }
   }

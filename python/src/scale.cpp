@@ -3,16 +3,13 @@
 #include <fairshard/scale/gain_meter.h>
 #include <fairshard/scale/scaled_backward.h>
 #include <fairshard/scale/unscale.h>
-#include <fairshard/shard/flat_parameters.h>
-#include <fairshard/shard/own_gradients.h>
+#include <fairshard/shard/sharded_step.h>
 
 namespace fairshard::python {
 
 using scale::GainMeter;
 
 namespace {
-
-using Parts = std::vector<std::shared_ptr<shard::FlatParameters>>;
 
 void bind_gain_meter(py::module_& m) {
   const auto released = py::call_guard<py::gil_scoped_release>();
@@ -33,8 +30,12 @@ void bind_gain_meter(py::module_& m) {
            py::arg("is_scaled_loss"), py::arg("scale"), py::arg("smoothing"), py::arg("debias"))
       .def(
           "measure_from",
-          [](GainMeter& meter, const Parts& parts) {
-            meter.measure_from([parts] { return shard::gradients_to_compare(parts); });
+          [](GainMeter& meter, const std::shared_ptr<shard::ShardedStep>& sharded) {
+            meter.measure_from([weak = std::weak_ptr(sharded)] {
+              const auto step = weak.lock();
+              TORCH_CHECK(step, "AdaScale: the OSS that it measures is gone");
+              return step->gradients_to_compare();
+            });
           },
           "Measures what this rank owns of sharded parameters, instead of .grad.")
       .def("add_group", &GainMeter::add_group)

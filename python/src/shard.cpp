@@ -1,9 +1,8 @@
 // shard/ for Python.
 #include "bindings.h"
 #include <fairshard/shard/agree.h>
-#include <fairshard/shard/clip.h>
-#include <fairshard/shard/flat_parameters.h>
-#include <fairshard/shard/grad_reducer.h>
+#include <fairshard/shard/data_parallel_engine.h>
+#include <fairshard/shard/sharded_step.h>
 
 #include <pybind11/functional.h>
 
@@ -11,22 +10,18 @@
 
 namespace fairshard::python {
 
-using shard::FlatParameters;
-using shard::GradientMode;
-using shard::GradReducer;
-using shard::Join;
+using shard::DataParallelEngine;
+using shard::FlatGroup;
 using shard::Parameter;
 using shard::Partition;
-using shard::ReleasedValues;
+using shard::ShardedStep;
 using shard::Slice;
 
 namespace {
 
-using Parts = std::vector<std::shared_ptr<FlatParameters>>;
-
 std::vector<Parameter> to_parameters(const std::vector<std::string>& names,
                                      const std::vector<at::Tensor>& tensors,
-                                     const std::vector<int64_t>& groups) {
+                                     const std::vector<int64_t>& groups = {}) {
   std::vector<Parameter> parameters;
   for (size_t i = 0; i < tensors.size(); ++i) {
     parameters.push_back({names.at(i), tensors[i], groups.empty() ? 0 : groups.at(i)});
@@ -34,176 +29,195 @@ std::vector<Parameter> to_parameters(const std::vector<std::string>& names,
   return parameters;
 }
 
-std::vector<std::tuple<std::string, at::Tensor, int64_t>> parameters_of(
-    const FlatParameters& flat) {
-  std::vector<std::tuple<std::string, at::Tensor, int64_t>> result;
-  for (const auto& p : flat.parameters()) {
-    result.emplace_back(p.name, p.tensor, p.group);
+std::vector<at::Tensor> tensors_of(const FlatGroup& group) {
+  std::vector<at::Tensor> result;
+  for (const Parameter& parameter : group.parameters()) {
+    result.push_back(parameter.tensor);
   }
   return result;
 }
 
-std::vector<std::optional<at::Tensor>> gradients_of(const FlatParameters& flat,
-                                                    std::optional<size_t> bucket) {
-  std::vector<std::optional<at::Tensor>> result;
-  for (const auto& slice : flat.slices()) {
-    if (bucket && slice.piece.bucket != *bucket) {
-      continue;
+/// A slice that this rank owns, with where it comes from.
+struct OwnedSlice {
+  size_t flat_group;
+  size_t group;
+  at::Tensor parameter;
+  Slice slice;
+  bool has_master;
+};
+
+std::vector<OwnedSlice> owned_slices(const ShardedStep& step) {
+  std::vector<OwnedSlice> result;
+  for (size_t g = 0; g < step.flat_groups().size(); ++g) {
+    const FlatGroup& group = *step.flat_groups()[g];
+    for (const Slice& slice : group.slices()) {
+      const Parameter& parameter = group.parameters()[slice.piece.parameter];
+      result.push_back({g, step.first_group(g) + static_cast<size_t>(parameter.group),
+                        parameter.tensor, slice, group.bucket(slice.piece.bucket).has_master()});
     }
-    const at::Tensor gradient = flat.gradients().of(slice);
-    result.push_back(gradient.defined() ? std::optional(gradient) : std::nullopt);
   }
   return result;
 }
 
-at::Tensor clip_selected(const Parts& parts, double max_norm, double norm_type,
-                         const std::optional<std::vector<at::Tensor>>& selected) {
+at::Tensor clip(ShardedStep& step, double max_norm, double norm_type,
+                const std::optional<std::vector<at::Tensor>>& selected) {
   if (!selected) {
-    return shard::clip_gradients(parts, max_norm, norm_type);
+    return step.clip(max_norm, norm_type);
   }
   std::unordered_set<const c10::TensorImpl*> chosen;
   for (const auto& tensor : *selected) {
     chosen.insert(tensor.unsafeGetTensorImpl());
   }
-  return shard::clip_gradients(parts, max_norm, norm_type, [&](const at::Tensor& tensor) {
+  return step.clip(max_norm, norm_type, [&](const at::Tensor& tensor) {
     return chosen.count(tensor.unsafeGetTensorImpl()) > 0;
   });
 }
 
-void bind_join(py::module_& m) {
-  const auto released = py::call_guard<py::gil_scoped_release>();
-  py::class_<Join, std::shared_ptr<Join>> join(m, "Join");
-  py::enum_<Join::Action>(join, "Action")
-      .value("NOTHING", Join::Action::kNothing)
-      .value("FORWARD", Join::Action::kForward)
-      .value("REDUCE", Join::Action::kReduce)
-      .value("CLIP", Join::Action::kClip)
-      .value("STEP", Join::Action::kStep);
-  py::class_<Join::Announcement>(join, "Announcement")
-      .def_readonly("action", &Join::Announcement::action)
-      .def_readonly("details", &Join::Announcement::details)
-      .def_readonly("leader", &Join::Announcement::leader);
-  join.def(py::init([](const comm::Group& group) { return make_released<Join>(group); }))
-      .def("announce", &Join::announce, released, py::arg("action"),
-           py::arg("details") = Join::Details{})
-      .def("follow", &Join::follow, released)
-      .def_property_readonly("is_following", &Join::is_following)
-      .def_property_readonly("last", &Join::last);
-}
-
-}  // namespace
-
-void init_shard(py::module_& module) {
-  py::module_ m = module.def_submodule("shard");
-  const auto released = py::call_guard<py::gil_scoped_release>();
-  bind_join(m);
-
-  py::class_<ReleasedValues, std::shared_ptr<ReleasedValues>>(m, "ReleasedValues")
-      .def("set_blocks", &ReleasedValues::set_blocks, released, py::arg("blocks"))
-      .def("begin_forward", &ReleasedValues::begin_forward, released, py::arg("is_training"),
-           py::arg("by_block"))
-      .def("start_block", &ReleasedValues::start_block, released)
-      .def("wait_for_block", &ReleasedValues::wait_for_block, released)
-      .def("after_block", &ReleasedValues::after_block, released)
-      .def("end_forward", &ReleasedValues::end_forward, released, py::arg("releases") = true);
-
-  py::class_<Slice>(m, "Slice", "A part of a parameter that one rank owns.")
+void bind_slices(py::module_& m) {
+  py::class_<Slice>(m, "Slice", "A range of a parameter that one rank owns.")
       .def_property_readonly("parameter", [](const Slice& s) { return s.piece.parameter; })
       .def_property_readonly("bucket", [](const Slice& s) { return s.piece.bucket; })
       .def_property_readonly("begin", [](const Slice& s) { return s.piece.begin; })
       .def_property_readonly("end", [](const Slice& s) { return s.piece.end; })
       .def_property_readonly("offset", [](const Slice& s) { return s.piece.offset; })
       .def_readonly("values", &Slice::values);
+  py::class_<OwnedSlice>(m, "OwnedSlice", "A slice of this rank's, with where it comes from.")
+      .def_readonly("flat_group", &OwnedSlice::flat_group)
+      .def_readonly("group", &OwnedSlice::group)
+      .def_readonly("parameter", &OwnedSlice::parameter)
+      .def_readonly("slice", &OwnedSlice::slice)
+      .def_property_readonly("values", [](const OwnedSlice& s) { return s.slice.values; })
+      .def_readonly("has_master", &OwnedSlice::has_master);
+}
 
-  py::class_<FlatParameters, std::shared_ptr<FlatParameters>>(m, "FlatParameters",
-                                                              py::dynamic_attr())
-      .def(py::init([](const comm::Group& group, const std::vector<std::string>& names,
-                       const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& groups,
-                       std::optional<int64_t> bucket_bytes, bool whole_tensors, bool master_weights,
-                       std::optional<at::ScalarType> gather_dtype, bool release_values,
-                       bool gather_in_forward) {
-             const auto plan = shard::PlanOptions()
-                                   .partition(whole_tensors ? Partition::kTensor : Partition::kEven)
-                                   .bucket_bytes(bucket_bytes);
-             return make_released<FlatParameters>(group, to_parameters(names, tensors, groups),
-                                                  shard::FlatOptions()
-                                                      .plan(plan)
-                                                      .master_weights(master_weights)
-                                                      .gather_dtype(gather_dtype)
-                                                      .release_values(release_values)
-                                                      .gather_in_forward(gather_in_forward));
-           }),
-           released, py::arg("group"), py::arg("names"), py::arg("tensors"), py::arg("groups"),
-           py::arg("bucket_bytes"), py::arg("whole_tensors") = false,
-           py::arg("master_weights") = false, py::arg("gather_dtype") = std::nullopt,
-           py::arg("release_values") = false, py::arg("gather_in_forward") = false)
-      .def_property_readonly("parameters", &parameters_of)
-      .def_property_readonly("slices", &FlatParameters::slices, "What this rank owns.")
-      .def("slices_of", &FlatParameters::slices_of, py::arg("rank"))
-      .def("gradients", &gradients_of, py::arg("bucket") = std::nullopt,
-           "The gradient of each of this rank's slices (of one bucket), or None.")
-      .def(
-          "gradient_memory", [](const FlatParameters& flat) { return flat.gradients().memory(); },
-          "All memory that gradients of this rank lie in.")
-      .def_property(
-          "scaled_by", [](const FlatParameters& flat) { return flat.gradients().scaled_by; },
-          [](FlatParameters& flat, int64_t scaler) { flat.gradients().scaled_by = scaler; })
+void bind_flat_group(py::module_& m) {
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<FlatGroup, std::shared_ptr<FlatGroup>>(m, "FlatGroup")
+      .def_property_readonly("parameters", &tensors_of)
+      .def("slices_of", &FlatGroup::slices_of, py::arg("rank"))
       .def_property_readonly(
-          "buckets", [](const FlatParameters& flat) { return flat.plan().buckets().size(); })
-      .def("bucket", &FlatParameters::bucket)
+          "buckets", [](const FlatGroup& group) { return group.layout().buckets().size(); })
       .def("bounds",
-           [](const FlatParameters& flat, size_t b) { return flat.plan().buckets().at(b).bounds; })
-      .def_property_readonly("revision", &FlatParameters::revision)
-      .def("rename", &FlatParameters::rename)
-      .def("settle", &FlatParameters::settle)
-      .def("before_step", &FlatParameters::before_step, released)
-      .def("follow_parameters", &FlatParameters::follow_parameters, released)
-      .def("publish_copies", &FlatParameters::publish_copies, released)
-      .def("has_copy", &FlatParameters::has_copy)
-      .def("bucket_of",
-           [](const FlatParameters& flat, size_t i) { return flat.plan().bucket_of(i); })
-      .def("clear_gradients", [](FlatParameters& flat) { flat.gradients().clear(); })
-      .def("mark_used", [](FlatParameters& flat) { flat.gradients().mark_used(); })
-      .def("start_gather", &FlatParameters::start_gather, released)
-      .def("wait_for_values", &FlatParameters::wait_for_values, released)
+           [](const FlatGroup& group, size_t b) { return group.layout().buckets().at(b).bounds; })
+      .def("device", [](const FlatGroup& group, size_t b) { return group.bucket(b).flat().device(); })
+      .def("has_master",
+           [](const FlatGroup& group, size_t parameter) {
+             return group.bucket(group.layout().bucket_of(parameter)).has_master();
+           })
+      .def("update_masters", &FlatGroup::update_masters, released)
+      .def("publish_masters", &FlatGroup::publish_masters, released);
+}
+
+void bind_sharded_step(py::module_& m) {
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<ShardedStep, std::shared_ptr<ShardedStep>>(m, "ShardedStep")
+      .def(py::init([](const comm::Group& group, const decltype(shard::StepCallbacks::step_slices)&
+                           step_slices,
+                       const std::function<std::vector<double>()>& numbers,
+                       const std::function<void(const std::vector<double>&)>& set_numbers,
+                       std::optional<int64_t> bucket_bytes, bool whole_tensors,
+                       bool master_weights, std::optional<at::ScalarType> gather_dtype,
+                       bool overlap_gather, bool step_in_backward, bool release_parameters) {
+             const auto layout =
+                 shard::LayoutOptions()
+                     .partition(whole_tensors ? Partition::kTensor : Partition::kEven)
+                     .bucket_bytes(bucket_bytes);
+             const auto flat = shard::FlatOptions()
+                                   .layout(layout)
+                                   .precision({master_weights, gather_dtype})
+                                   .step_in_backward(step_in_backward)
+                                   .reshard_after_forward(release_parameters)
+                                   .reshard_after_step(overlap_gather);
+             return make_released<ShardedStep>(
+                 group, shard::StepOptions().flat(flat).overlap_gather(overlap_gather),
+                 shard::StepCallbacks{step_slices, numbers, set_numbers});
+           }),
+           py::arg("group"), py::arg("step_slices"), py::arg("numbers"), py::arg("set_numbers"),
+           py::kw_only(), py::arg("bucket_bytes"), py::arg("whole_tensors"),
+           py::arg("master_weights"), py::arg("gather_dtype"), py::arg("overlap_gather"),
+           py::arg("step_in_backward"), py::arg("release_parameters"))
+      .def_static("of", &ShardedStep::of, "The step to which a parameter belongs, or None.")
       .def(
-          "wait_for",
-          [](FlatParameters& flat, const std::vector<size_t>& numbers) {
-            for (const size_t number : numbers) {
-              flat.wait_for_value(number);
-            }
+          "add",
+          [](ShardedStep& step, const std::vector<std::string>& names,
+             const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& groups,
+             size_t parameter_groups) {
+            step.add(to_parameters(names, tensors, groups), parameter_groups);
           },
-          released, "Returns when these parameters are in place.")
-      .def("broadcast", &FlatParameters::broadcast, released)
-      .def_property_readonly("released", &FlatParameters::released,
-                             "What releases values between forward and backward, or None.")
-      .def_readwrite("on_reduced", &FlatParameters::on_reduced)
-      .def("take_was_stepped", &FlatParameters::take_was_stepped)
-      .def("step_all_buckets", &FlatParameters::step_all_buckets, released)
-      .def_readwrite("join", &FlatParameters::join);
+          released)
+      .def_property_readonly("flat_groups", &ShardedStep::flat_groups)
+      .def("first_group", &ShardedStep::first_group)
+      .def_property_readonly("slices", &ShardedStep::slices)
+      .def_property_readonly("owned", &owned_slices)
+      .def_property_readonly("layout_version", &ShardedStep::layout_version)
+      .def("run", &ShardedStep::run, released)
+      .def("clip", &clip, released, py::arg("max_norm"), py::arg("norm_type"), py::arg("selected"))
+      .def("wait_for_parameters", &ShardedStep::wait_for_parameters, released)
+      .def("clear_gradients", &ShardedStep::clear_gradients)
+      .def("gradient_memory", &ShardedStep::gradient_memory)
+      .def_property("scaled_by", &ShardedStep::scaled_by, &ShardedStep::set_scaled_by)
+      .def("freeze_layout", &ShardedStep::freeze_layout);
+}
 
-  py::class_<GradReducer, std::shared_ptr<GradReducer>>(m, "GradReducer")
-      .def(py::init(
-               [](const Parts& parts, bool is_sharded, std::optional<at::ScalarType> wire_dtype) {
-                 const auto mode = is_sharded ? GradientMode::kSharded : GradientMode::kReplicated;
-                 return make_released<GradReducer>(
-                     parts, shard::ReducerOptions().mode(mode).wire_dtype(wire_dtype));
-               }),
-           py::arg("parts"), py::arg("is_sharded"), py::arg("wire_dtype"))
-      .def("prepare", &GradReducer::prepare, released)
-      .def("reduce", &GradReducer::reduce, released)
-      .def_property("sync", py::cpp_function(&GradReducer::sync, released),
-                    py::cpp_function(&GradReducer::set_sync, released));
+void bind_engine(py::module_& m) {
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<DataParallelEngine, std::shared_ptr<DataParallelEngine>>(m, "DataParallelEngine")
+      .def(py::init([](const comm::Group& group, const std::vector<std::string>& names,
+                       const std::vector<at::Tensor>& tensors,
+                       const std::vector<at::Tensor>& buffers, bool shard_gradients,
+                       bool broadcast_buffers, bool sync_at_startup, bool reduce_in_backward,
+                       int64_t bucket_bytes, std::optional<at::ScalarType> reduce_dtype) {
+             return make_released<DataParallelEngine>(group, to_parameters(names, tensors), buffers,
+                                                      shard::EngineOptions()
+                                                          .shard_gradients(shard_gradients)
+                                                          .broadcast_buffers(broadcast_buffers)
+                                                          .sync_at_startup(sync_at_startup)
+                                                          .reduce_in_backward(reduce_in_backward)
+                                                          .bucket_bytes(bucket_bytes)
+                                                          .reduce_dtype(reduce_dtype));
+           }),
+           released, py::arg("group"), py::arg("names"), py::arg("tensors"), py::arg("buffers"),
+           py::kw_only(), py::arg("shard_gradients"), py::arg("broadcast_buffers"),
+           py::arg("sync_at_startup"), py::arg("reduce_in_backward"), py::arg("bucket_bytes"),
+           py::arg("reduce_dtype"))
+      .def(
+          "set_parameters",
+          [](DataParallelEngine& engine, const std::vector<std::string>& names,
+             const std::vector<at::Tensor>& tensors) {
+            engine.set_parameters(to_parameters(names, tensors));
+          },
+          released)
+      .def("before_forward", &DataParallelEngine::before_forward, released)
+      .def("after_forward", &DataParallelEngine::after_forward, released, py::arg("buffers"),
+           py::arg("do_reshard") = true)
+      .def_property_readonly("uses_blocks", &DataParallelEngine::uses_blocks)
+      .def_property_readonly("reshards", &DataParallelEngine::reshards)
+      .def_property_readonly("wants_blocks", &DataParallelEngine::wants_blocks)
+      .def_property_readonly("knows_blocks", &DataParallelEngine::knows_blocks)
+      .def("agree_on_call_order", &DataParallelEngine::agree_on_call_order, released)
+      .def("set_blocks", &DataParallelEngine::set_blocks, released)
+      .def("before_block", &DataParallelEngine::before_block, released)
+      .def("after_block", &DataParallelEngine::after_block, released)
+      .def("wait_for_parameters", &DataParallelEngine::wait_for_parameters, released)
+      .def_property("sync", py::cpp_function(&DataParallelEngine::sync, released),
+                    py::cpp_function(&DataParallelEngine::set_sync, released))
+      .def("reduce", &DataParallelEngine::reduce, released)
+      .def("clear_gradients", &DataParallelEngine::clear_gradients, released)
+      .def("broadcast_buffers", &DataParallelEngine::broadcast_buffers, released)
+      .def("begin_join", &DataParallelEngine::begin_join, released)
+      .def("follow_others", &DataParallelEngine::follow_others, released)
+      .def("end_join", &DataParallelEngine::end_join, released, py::arg("buffers"),
+           py::arg("has_failed"));
+}
 
-  m.def("clip_gradients", &clip_selected, released, py::arg("parts"), py::arg("max_norm"),
-        py::arg("norm_type"), py::arg("selected"));
-  m.def(
-      "check_same_parameters",
-      [](const comm::Group& group, const std::vector<std::string>& names,
-         const std::vector<at::Tensor>& tensors) {
-        shard::check_same_parameters(group, to_parameters(names, tensors, {}));
-      },
-      released, "Raises ValueError with the first difference between the ranks' models.");
+}  // namespace
+
+void init_shard(py::module_& module) {
+  py::module_ m = module.def_submodule("shard");
+  bind_slices(m);
+  bind_flat_group(m);
+  bind_sharded_step(m);
+  bind_engine(m);
 }
 
 }  // namespace fairshard::python

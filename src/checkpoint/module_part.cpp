@@ -84,9 +84,9 @@ void CheckpointContext::add_module(const std::string& part, const torch::nn::Mod
   }
 }
 
-void CheckpointContext::add_shards(const std::shared_ptr<shard::FlatParameters>& shards) {
+void CheckpointContext::add_shards(const std::shared_ptr<shard::FlatGroup>& shards) {
   for (size_t i = 0; i < shards->parameters().size(); ++i) {
-    if (shards->has_copy(shards->plan().bucket_of(i))) {
+    if (shards->bucket(shards->layout().bucket_of(i)).has_master()) {
       exact_[shards->parameters()[i].tensor.unsafeGetTensorImpl()];
     }
   }

@@ -266,22 +266,22 @@ class OssPart : public OptimizerPart {
   explicit OssPart(OssBase& oss) : OptimizerPart(oss), oss_(oss) {}
 
   void describe(const std::string& /*name*/, CheckpointContext& context) override {
-    for (const auto& part : oss_.parts()) {
-      part->follow_parameters();
-      context.add_shards(part);
+    for (const auto& group : oss_.flat_groups()) {
+      group->update_masters();
+      context.add_shards(group);
     }
   }
 
   void load(const std::string& name, const CheckpointContext& context,
             store::LoadPlan& plan) override {
     OptimizerPart::load(name, context, plan);
-    for (const auto& part : oss_.parts()) {
-      load_exact_copies(*part, context, plan);
+    for (const auto& group : oss_.flat_groups()) {
+      load_masters(*group, context, plan);
     }
     plan.then([this] {
-      for (const auto& part : oss_.parts()) {
-        part->settle();
-        part->publish_copies();
+      oss_.sharded_step().freeze_layout();
+      for (const auto& group : oss_.flat_groups()) {
+        group->publish_masters();
       }
     });
   }
@@ -291,8 +291,8 @@ class OssPart : public OptimizerPart {
 
   std::vector<std::string> names(const CheckpointContext& context, size_t group) const override {
     std::unordered_map<const c10::TensorImpl*, std::string> own_names;
-    for (const auto& part : oss_.parts()) {
-      for (const auto& parameter : part->parameters()) {
+    for (const auto& flat_group : oss_.flat_groups()) {
+      for (const auto& parameter : flat_group->parameters()) {
         own_names[parameter.tensor.unsafeGetTensorImpl()] = parameter.name;
       }
     }
@@ -308,9 +308,9 @@ class OssPart : public OptimizerPart {
 
   std::vector<Stepped> all_stepped(const CheckpointContext& context) const override {
     std::vector<Stepped> result;
-    for (const auto& part : oss_.parts()) {
-      for (const auto& slice : part->slices()) {
-        const auto& parameter = part->parameters()[slice.piece.parameter];
+    for (const auto& group : oss_.flat_groups()) {
+      for (const auto& slice : group->slices()) {
+        const auto& parameter = group->parameters()[slice.piece.parameter];
         result.push_back({context.name_of(parameter.tensor).value_or(parameter.name),
                           parameter.tensor, slice.values, slice.values.scalar_type(),
                           slice.piece.begin, slice.piece.end});
@@ -333,13 +333,13 @@ class OssPart : public OptimizerPart {
   }
 
  private:
-  /// Parameters are saved as exactly as a rank has them, so exact copies are loaded from there.
-  static void load_exact_copies(const shard::FlatParameters& part, const CheckpointContext& context,
-                                store::LoadPlan& plan) {
-    for (const auto& slice : part.slices()) {
-      const at::Tensor& parameter = part.parameters()[slice.piece.parameter].tensor;
+  /// Parameters are saved as exactly as a rank has them, so master weights are loaded from there.
+  static void load_masters(const shard::FlatGroup& group, const CheckpointContext& context,
+                           store::LoadPlan& plan) {
+    for (const auto& slice : group.slices()) {
+      const at::Tensor& parameter = group.parameters()[slice.piece.parameter].tensor;
       const auto key = context.key_of(parameter);
-      if (!part.has_copy(slice.piece.bucket) || !key || !plan.reader().has(*key)) {
+      if (!group.bucket(slice.piece.bucket).has_master() || !key || !plan.reader().has(*key)) {
         continue;
       }
       store::Layout layout = store::layout_of(parameter);

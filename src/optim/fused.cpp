@@ -1,5 +1,5 @@
 #include <fairshard/optim/fused.h>
-#include <fairshard/shard/exact_copy.h>
+#include <fairshard/shard/master_weights.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/_foreach_add.h>
@@ -169,7 +169,7 @@ void FusedOptimizer::step_group(const OptimizerParamGroup& group) {
     if (!state.master.defined()) {
       state.master = parameter.detach().to(at::kFloat);
     } else if (state.seen_version != parameter._version()) {
-      shard::follow_rounded(state.master, parameter, parameter.scalar_type());
+      shard::follow_writes(state.master, parameter, parameter.scalar_type());
     }
     rounded.push_back(parameter);
     targets.values.push_back(state.master);

@@ -17,7 +17,7 @@ namespace {
 /// The ranks that step together, and so must agree.
 const comm::Group& group_of(const torch::optim::Optimizer& optimizer, const comm::Group& others) {
   const auto* const oss = dynamic_cast<const OssBase*>(&optimizer);
-  return oss ? oss->parts().front()->group() : others;
+  return oss ? oss->sharded_step().group() : others;
 }
 
 int64_t next_number() {
@@ -70,9 +70,7 @@ void ShardedGradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   progress.found_infinity = scale::unscale(
       group_of(optimizer, group_), detail::gradient_memory_of(optimizer), inverse, scale_.device());
   if (const auto* const oss = dynamic_cast<const OssBase*>(&optimizer)) {
-    for (const auto& part : oss->parts()) {
-      part->gradients().scaled_by = 0;
-    }
+    oss->sharded_step().set_scaled_by(0);
   }
   progress.stage = Stage::kUnscaled;
 }

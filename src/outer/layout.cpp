@@ -58,8 +58,8 @@ std::vector<OuterBucket> lay_out(const Parameters& parameters, size_t first, int
       std::max((bytes + options.pieces() - 1) / options.pieces(), options.smallest_piece_bytes());
   std::vector<size_t> order(some.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const shard::ShardPlan plan(
-      some, ranks, shard::PlanOptions().bucket_bytes(bucket_bytes).first_bucket_bytes(bucket_bytes),
+  const shard::ShardLayout plan(
+      some, ranks, shard::LayoutOptions().bucket_bytes(bucket_bytes).first_bucket_bytes(bucket_bytes),
       order);
   std::vector<OuterBucket> result;
   for (const shard::Bucket& bucket : plan.buckets()) {
@@ -69,7 +69,7 @@ std::vector<OuterBucket> lay_out(const Parameters& parameters, size_t first, int
     for (auto& slot : slots) {
       slot.parameter += first;
     }
-    result.push_back({.device = bucket.device,
+    result.push_back({.device = example.tensor.device(),
                       .dtype = dtype,
                       .fragment = static_cast<int>(example.group),
                       .slots = std::move(slots),

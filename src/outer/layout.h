@@ -3,7 +3,7 @@
 
 #include "wire.h"
 #include <fairshard/outer/optimizer.h>
-#include <fairshard/shard/plan.h>
+#include <fairshard/shard/layout.h>
 
 #include <ATen/core/Tensor.h>
 

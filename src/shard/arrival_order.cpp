@@ -6,24 +6,24 @@
 
 namespace fairshard::shard {
 
-ArrivalOrder agree_on_order(const std::vector<std::shared_ptr<FlatParameters>>& parts,
+ArrivalOrder agree_on_order(const std::vector<std::shared_ptr<FlatGroup>>& groups,
                             const std::vector<ParameterId>& arrivals) {
-  const comm::Group& group = parts[0]->group();
-  std::vector<size_t> first(parts.size() + 1);
-  for (size_t p = 0; p < parts.size(); ++p) {
-    first[p + 1] = first[p] + parts[p]->parameters().size();
+  const comm::Group& group = groups[0]->group();
+  std::vector<size_t> first(groups.size() + 1);
+  for (size_t p = 0; p < groups.size(); ++p) {
+    first[p + 1] = first[p] + groups[p]->parameters().size();
   }
-  // Positions from 1 on, and 0 for what did not come; then, for each part, whether it is settled.
+  // Positions from 1 on, and 0 for what did not come; then, for each group, whether it has a frozen layout.
   const size_t count = first.back();
-  const at::Tensor words = at::zeros({static_cast<int64_t>(count + parts.size())}, at::kLong);
+  const at::Tensor words = at::zeros({static_cast<int64_t>(count + groups.size())}, at::kLong);
   auto* const positions = words.mutable_data_ptr<int64_t>();
   if (group.rank() == 0) {
     for (size_t i = 0; i < arrivals.size(); ++i) {
-      positions[first[arrivals[i].part] + arrivals[i].number] = static_cast<int64_t>(i) + 1;
+      positions[first[arrivals[i].group] + arrivals[i].number] = static_cast<int64_t>(i) + 1;
     }
   }
-  for (size_t p = 0; p < parts.size(); ++p) {
-    positions[count + p] = parts[p]->is_settled() ? 1 : 0;
+  for (size_t p = 0; p < groups.size(); ++p) {
+    positions[count + p] = groups[p]->is_layout_frozen() ? 1 : 0;
   }
   comm::all_reduce(group, words, comm::ReduceOp::kMax, "order of gradients").wait();
 
@@ -33,9 +33,9 @@ ArrivalOrder agree_on_order(const std::vector<std::shared_ptr<FlatParameters>>& 
     }
   }
   ArrivalOrder order;
-  for (size_t p = 0; p < parts.size(); ++p) {
+  for (size_t p = 0; p < groups.size(); ++p) {
     order.positions.emplace_back(positions + first[p], positions + first[p + 1]);
-    order.is_settled.push_back(positions[count + p] != 0);
+    order.is_frozen.push_back(positions[count + p] != 0);
   }
   return order;
 }

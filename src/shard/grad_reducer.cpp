@@ -1,4 +1,4 @@
-#include "bucket_filler.h"
+#include "bucket_queue.h"
 #include <fairshard/shard/grad_reducer.h>
 
 #include <c10/util/Exception.h>
@@ -17,11 +17,11 @@ using torch::autograd::variable_list;
 /// What the hooks hold on to, weakly: a reducer that is gone leaves hooks that do nothing.
 class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
  public:
-  Hooks(std::vector<std::shared_ptr<FlatParameters>> parts, const ReducerOptions& options)
-      : parts_(std::move(parts)), filler_(parts_, options) {
-    for (size_t p = 0; p < parts_.size(); ++p) {
-      for (size_t i = 0; i < parts_[p]->parameters().size(); ++i) {
-        hooked_.emplace_back().id = {p, i};
+  Hooks(std::vector<ReducedGroup> groups, const ReducerOptions& options)
+      : groups_(std::move(groups)), queue_(groups_, options) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      for (size_t i = 0; i < groups_[g].group->parameters().size(); ++i) {
+        hooked_.emplace_back().id = {g, i};
       }
     }
   }
@@ -35,14 +35,14 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
   Hooks& operator=(const Hooks&) = delete;
 
   void prepare() {
-    for (const auto& part : parts_) {
-      part->adopt_replaced();
+    for (const auto& [group, step] : groups_) {
+      group->rebind();
     }
-    if (!filler_.is_idle()) {
-      filler_.reset();  // the last backward threw before its end
+    if (!queue_.is_idle()) {
+      queue_.reset();  // the last backward threw before its end
     }
     for (Hook& hook : hooked_) {
-      const auto& [name, tensor, group] = parts_[hook.id.part]->parameters()[hook.id.number];
+      const auto& [name, tensor, group] = groups_[hook.id.group].group->parameters()[hook.id.number];
       TORCH_CHECK(!tensor.grad().defined() || !tensor.grad().requires_grad(),
                   "the gradient of parameter '", name,
                   "' itself requires a gradient (create_graph), which cannot be reduced");
@@ -59,7 +59,8 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
     }
   }
 
-  void reduce() { filler_.finish(); }
+  void reduce() { queue_.finish(); }
+  void set_join(std::shared_ptr<Join> join) { queue_.set_join(std::move(join)); }
 
   std::mutex mutex;
   bool is_sync = true;
@@ -94,10 +95,10 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
   void on_gradient(ParameterId id) {
     const std::lock_guard lock(mutex);
     if (!is_sync) {
-      parts_[id.part]->gradients().await_reduction = true;
+      groups_[id.group].group->gradients().set_await_reduction(true);
       return;
     }
-    if (filler_.is_idle()) {
+    if (queue_.is_idle()) {
       torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this()] {
         if (const auto hooks = self.lock()) {
           const std::lock_guard lock(hooks->mutex);
@@ -105,17 +106,16 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
         }
       });
     }
-    filler_.take(id);
+    queue_.take(id);
   }
 
-  std::vector<std::shared_ptr<FlatParameters>> parts_;
-  BucketFiller filler_;
+  std::vector<ReducedGroup> groups_;
+  BucketQueue queue_;
   std::vector<Hook> hooked_;
 };
 
-GradReducer::GradReducer(std::vector<std::shared_ptr<FlatParameters>> parts,
-                         const ReducerOptions& options)
-    : hooks_(std::make_shared<Hooks>(std::move(parts), options)) {
+GradReducer::GradReducer(std::vector<ReducedGroup> groups, const ReducerOptions& options)
+    : hooks_(std::make_shared<Hooks>(std::move(groups), options)) {
   hooks_->prepare();
 }
 
@@ -134,6 +134,11 @@ void GradReducer::reduce() {
 void GradReducer::set_sync(bool is_on) {
   const std::lock_guard lock(hooks_->mutex);
   hooks_->is_sync = is_on;
+}
+
+void GradReducer::set_join(std::shared_ptr<Join> join) {
+  const std::lock_guard lock(hooks_->mutex);
+  hooks_->set_join(std::move(join));
 }
 
 bool GradReducer::sync() const {

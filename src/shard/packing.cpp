@@ -24,41 +24,41 @@ void Packing::add_stream(const at::Device& device) {
   }
 }
 
-at::Tensor Packing::place(const FlatParameters& part, const Bucket& bucket, size_t slot,
-                          const at::Tensor& flat, bool keeps) {
+at::Tensor Packing::place(const FlatBucket& bucket, size_t slot, const at::Tensor& flat,
+                          bool keeps) {
+  const auto& slots = bucket.layout().slots;
   if (!keeps) {
-    return part.view_of(bucket.slots[slot].parameter, flat);
+    return view_of(bucket.parameter(slot), slots[slot], flat);
   }
   if (!kept_.is_same(flat)) {
     kept_ = flat;
-    kept_places_.assign(bucket.slots.size(), at::Tensor());
+    kept_places_.assign(slots.size(), at::Tensor());
   }
   at::Tensor& place = kept_places_[slot];
   if (!place.defined()) {
-    place = part.view_of(bucket.slots[slot].parameter, flat);
+    place = view_of(bucket.parameter(slot), slots[slot], flat);
   }
   return place;
 }
 
-void Packing::pack(const FlatParameters& part, const Bucket& bucket, const at::Tensor& flat,
-                   bool keeps) {
+void Packing::pack(const FlatBucket& bucket, const at::Tensor& flat, bool keeps) {
+  const auto& slots = bucket.layout().slots;
   std::vector<at::Tensor> places;
   std::vector<at::Tensor> gradients;
-  places.reserve(bucket.slots.size());
-  gradients.reserve(bucket.slots.size());
+  places.reserve(slots.size());
+  gradients.reserve(slots.size());
   const auto* const start = static_cast<const char*>(flat.const_data_ptr());
-  for (size_t i = 0; i < bucket.slots.size(); ++i) {
-    const Slot& slot = bucket.slots[i];
-    const Parameter& parameter = part.parameters()[slot.parameter];
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const Parameter& parameter = bucket.parameter(i);
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (!gradient.defined()) {
       continue;
     }
     check_can_be_reduced(parameter, gradient);
-    if (gradient.const_data_ptr() == start + slot.offset * flat.element_size()) {
+    if (gradient.const_data_ptr() == start + slots[i].offset * flat.element_size()) {
       continue;  // it is in its place already
     }
-    places.push_back(place(part, bucket, i, flat, keeps));
+    places.push_back(place(bucket, i, flat, keeps));
     gradients.push_back(std::exchange(gradient, keeps ? places.back() : at::Tensor()));
   }
   follow_streams(gradients);

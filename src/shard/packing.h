@@ -2,7 +2,7 @@
 // Gradients of one bucket on their way into its flat memory, on a device on which every operation
 // is a launch.
 
-#include <fairshard/shard/flat_parameters.h>
+#include <fairshard/shard/flat_bucket.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
@@ -21,11 +21,10 @@ class Packing {
   void add_stream(const at::Device& device);
   /// Puts the gradients of all parameters that have one in their places in `flat`, on the current
   /// stream. Their .grad becomes that place, or nothing unless `keeps` is true.
-  void pack(const FlatParameters& part, const Bucket& bucket, const at::Tensor& flat, bool keeps);
+  void pack(const FlatBucket& bucket, const at::Tensor& flat, bool keeps);
 
  private:
-  at::Tensor place(const FlatParameters& part, const Bucket& bucket, size_t slot,
-                   const at::Tensor& flat, bool keeps);
+  at::Tensor place(const FlatBucket& bucket, size_t slot, const at::Tensor& flat, bool keeps);
   void follow_streams(const std::vector<at::Tensor>& gradients);
 
   std::vector<c10::Stream> streams_;

@@ -8,9 +8,9 @@
 
 namespace fairshard::shard {
 
-UsedParameters::UsedParameters(const std::vector<std::shared_ptr<FlatParameters>>& parts) {
-  for (const auto& part : parts) {
-    is_used_.emplace_back(part->parameters().size());
+UsedParameters::UsedParameters(const std::vector<std::shared_ptr<FlatGroup>>& groups) {
+  for (const auto& group : groups) {
+    is_used_.emplace_back(group->parameters().size());
   }
 }
 
@@ -41,8 +41,8 @@ void UsedParameters::take(Agreement agreement, const Wait& wait) {
   wait(agreement.work);
   const auto* const flags = agreement.flags.const_data_ptr<uint8_t>();
   for (size_t i = 0; i < agreement.parameters.size(); ++i) {
-    const auto& [part, number] = agreement.parameters[i];
-    is_used_[part][number] = flags[i] != 0;
+    const auto& [group, number] = agreement.parameters[i];
+    is_used_[group][number] = flags[i] != 0;
   }
 }
 

@@ -28,12 +28,12 @@ class UsedParameters {
 
   /// None of them, at first.
   UsedParameters() = default;
-  explicit UsedParameters(const std::vector<std::shared_ptr<FlatParameters>>& parts);
+  explicit UsedParameters(const std::vector<std::shared_ptr<FlatGroup>>& groups);
 
-  void add(ParameterId id) { is_used_[id.part][id.number] = true; }
-  bool has(ParameterId id) const { return is_used_[id.part][id.number]; }
-  /// For each parameter of a part.
-  const std::vector<bool>& of(size_t part) const { return is_used_[part]; }
+  void add(ParameterId id) { is_used_[id.group][id.number] = true; }
+  bool has(ParameterId id) const { return is_used_[id.group][id.number]; }
+  /// For each parameter of a group.
+  const std::vector<bool>& of(size_t group) const { return is_used_[group]; }
 
   /// On these parameters. Collective; does not block.
   Agreement start_agreement(const comm::Group& group, std::vector<ParameterId> parameters,

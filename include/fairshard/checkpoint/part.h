@@ -3,7 +3,7 @@
 // This header: what one named part of a checkpoint does. Derive from it to save something of your
 // own.
 
-#include <fairshard/shard/flat_parameters.h>
+#include <fairshard/shard/flat_group.h>
 #include <fairshard/store/load_plan.h>
 #include <fairshard/store/state.h>
 
@@ -23,8 +23,8 @@ class CheckpointContext {
  public:
   /// Says which names parameters have, and that they are saved under "part/name".
   void add_module(const std::string& part, const torch::nn::Module& module);
-  /// Says that parameters may have exact copies here; see shard::FlatOptions.
-  void add_shards(const std::shared_ptr<shard::FlatParameters>& shards);
+  /// Says that parameters may have master weights here; see shard::Precision.
+  void add_shards(const std::shared_ptr<shard::FlatGroup>& shards);
   /// Says that a parameter has an exact copy, which all ranks have alike.
   void add_master(const at::Tensor& parameter, const at::Tensor& master);
 

@@ -4,7 +4,7 @@
 
 #include <fairshard/comm/group.h>
 #include <fairshard/optim/oss.h>
-#include <fairshard/shard/grad_reducer.h>
+#include <fairshard/shard/data_parallel_engine.h>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -15,7 +15,6 @@
 #include <optional>
 #include <type_traits>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -36,8 +35,7 @@ struct DataParallelOptions {
   // Behaviour
   /// Which gradients a rank gets.
   TORCH_ARG(DataParallelMode, mode) = DataParallelMode::kGradients;
-  /// Rank 0's buffers (BatchNorm's running means, say) go to all ranks before a forward in
-  /// training.
+  /// Rank 0's buffers (BatchNorm's running means, say) go to all ranks when a backward ends.
   TORCH_ARG(bool, broadcast_buffers) = true;
   /// Rank 0's parameters and buffers go to all ranks at construction.
   TORCH_ARG(bool, sync_models_at_startup) = true;
@@ -56,7 +54,7 @@ struct DataParallelOptions {
   TORCH_ARG(bool, waits_by_block) = false;
 };
 
-/// What ShardedDataParallel does whatever its module is.
+/// What ShardedDataParallel does whatever its module is: tells a DataParallelEngine of it.
 class DataParallelBase {
  public:
   /// While it lives, backward reduces nothing: gradients add up in .grad. The first backward after
@@ -64,42 +62,31 @@ class DataParallelBase {
   class NoSync {
    public:
     /// See no_sync().
-    explicit NoSync(DataParallelBase& owner) : owner_(owner) { owner_.reducer_->set_sync(false); }
-    ~NoSync() { owner_.reducer_->set_sync(true); }
+    explicit NoSync(shard::DataParallelEngine& engine) : engine_(engine), before_(engine.sync()) {
+      engine_.set_sync(false);
+    }
+    ~NoSync() { engine_.set_sync(before_); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    DataParallelBase& owner_;
+    shard::DataParallelEngine& engine_;
+    bool before_;
   };
   /// Begins it. The same on all ranks.
-  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+  [[nodiscard]] NoSync no_sync() { return NoSync(engine_); }
 
-  /// Around a training loop of which ranks may do different numbers of rounds. A rank whose loop
-  /// has ended takes part in what the others do, with gradients of zero (averages are still taken
-  /// over all ranks), until all have ended: then the guard's end returns, with one model
-  /// everywhere. Steps, clipping and reductions may stand in the loop; other collectives may not.
-  class Join {
-   public:
-    /// See join().
-    explicit Join(DataParallelBase& owner);
-    /// May throw, as the collectives that it takes part in may.
-    ~Join() noexcept(false);
-    Join(const Join&) = delete;
-    Join& operator=(const Join&) = delete;
-
-   private:
-    DataParallelBase& owner_;
-    int exceptions_;
-  };
-  /// Begins it. Collective.
-  [[nodiscard]] Join join() { return Join(*this); }
+  /// Runs a training loop of which ranks may do different numbers of rounds. A rank whose loop has
+  /// ended takes part in what the others do, with gradients of zero (averages are still taken over
+  /// all ranks), until all have ended: then this returns, with one model everywhere. Steps,
+  /// clipping and reductions may stand in the loop; other collectives may not. Collective.
+  void join(const std::function<void()>& loop);
 
   /// Drops all gradients, also those that were reduced. Local.
   void zero_grad(bool set_to_none = true);
 
   /// Reduces what is in .grad now, for instance after no_sync(). Collective; blocks.
-  void reduce();
+  void reduce() { engine_.reduce(); }
 
   /// Returns when the parameters of a block are in place; see OssOptions::overlap_gather.
   void wait_for(const torch::nn::Module& block);
@@ -109,11 +96,11 @@ class DataParallelBase {
 
  protected:
   /// Collective: checks that all ranks have the same parameters.
-  DataParallelBase(comm::Group group, std::shared_ptr<torch::nn::Module> module,
+  DataParallelBase(const comm::Group& group, std::shared_ptr<torch::nn::Module> module,
                    const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                    const DataParallelOptions& options);
 
-  /// Everything that comes before a forward, but for the wait for parameters.
+  /// Everything that comes before a forward.
   void before_forward();
   /// Everything that comes after it.
   void after_forward();
@@ -125,38 +112,18 @@ class DataParallelBase {
   const DataParallelOptions& options() const { return options_; }
 
  private:
-  /// A parameter's place in one of the parts.
-  struct Place {
-    shard::FlatParameters* part;
-    size_t number;
-  };
-
+  size_t number_of(const torch::nn::Module& block);
   void tell_blocks();
-  void wait_for_value_of(const at::Tensor& parameter);
-  void wait_for_what_is_in_no_block();
-  void find_parts();
-  bool overlaps_gather() const;
-  void take_new_parameters(std::vector<std::shared_ptr<shard::FlatParameters>>& parts);
-  bool follow_others();
-  void sync_buffers(int root);
 
-  comm::Group group_;
-  /// Where parameters are gathered while the next forward begins, its buffers do not wait for them.
-  std::optional<comm::Group> buffer_group_;
   std::shared_ptr<torch::nn::Module> module_;
-  std::vector<std::reference_wrapper<OssBase>> optimizers_;
   DataParallelOptions options_;
-  std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
-  std::vector<std::shared_ptr<shard::ReleasedValues>> released_;
-  std::unordered_map<const c10::TensorImpl*, Place> places_;
-  std::unique_ptr<shard::GradReducer> reducer_;
-  size_t parameters_seen_ = 0;
-  /// In the order in which forwards waited for them first, and how many the released values know.
-  std::vector<const torch::nn::Module*> blocks_;
+  shard::DataParallelEngine engine_;
+  std::vector<const c10::TensorImpl*> seen_parameters_;
+  /// All modules, which ranks number alike, and those that forwards have waited for, in the order of
+  /// their first calls.
   std::unordered_map<const torch::nn::Module*, size_t> block_numbers_;
-  /// The parameters of blocks that forwards have waited for.
-  std::unordered_set<const c10::TensorImpl*> of_blocks_;
-  size_t blocks_told_ = 0;
+  std::vector<size_t> called_;
+  std::vector<bool> is_called_;
   /// Whether the module has ever said that it is done with a block: then it always does.
   bool is_done_with_any_ = false;
 };
@@ -176,7 +143,7 @@ class ShardedDataParallel : public DataParallelBase {
                       const DataParallelOptions& options = {})
       : ShardedDataParallel(group, std::move(module), {std::ref(optimizer)}, options) {}
 
-  /// With several, which share out the parameters.
+  /// With several, over which the parameters are distributed.
   ShardedDataParallel(const comm::Group& group, Holder module,
                       const std::vector<std::reference_wrapper<OssBase>>& optimizers,
                       const DataParallelOptions& options = {})
@@ -194,9 +161,6 @@ class ShardedDataParallel : public DataParallelBase {
     if constexpr (std::is_same_v<Holder, torch::nn::Sequential>) {
       return forward_by_block(std::forward<Arguments>(arguments)...);
     } else {
-      if (!options().waits_by_block()) {
-        wait_for(*module_);
-      }
       auto result = module_->forward(std::forward<Arguments>(arguments)...);
       after_forward();
       return result;

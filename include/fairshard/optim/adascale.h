@@ -4,7 +4,7 @@
 #include <fairshard/optim/fused.h>
 #include <fairshard/optim/oss.h>
 #include <fairshard/scale/gain_meter.h>
-#include <fairshard/shard/own_gradients.h>
+#include <fairshard/shard/sharded_step.h>
 
 #include <cmath>
 #include <optional>
@@ -96,7 +96,7 @@ class AdaScale : public Optimizer, public AdaScaleBase {
                                                                    : AdaScaleRule::kSgd)),
         meter_(std::move(group), parameters_of(*this), options.gain()) {
     if constexpr (std::is_base_of_v<OssBase, Optimizer>) {
-      meter_.measure_from([this] { return shard::gradients_to_compare(this->parts()); });
+      meter_.measure_from([this] { return this->sharded_step().gradients_to_compare(); });
     }
   }
   AdaScale(const AdaScale&) = delete;

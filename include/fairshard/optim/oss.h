@@ -3,8 +3,7 @@
 
 #include <fairshard/comm/group.h>
 #include <fairshard/optim/element_wise.h>
-#include <fairshard/shard/clip.h>
-#include <fairshard/shard/flat_parameters.h>
+#include <fairshard/shard/sharded_step.h>
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -27,7 +26,7 @@ struct OssOptions {
   TORCH_ARG(bool, master_weights) = false;
 
   // Performance
-  /// How much is communicated together. If not given, see Note [Size of buckets] in shard/plan.h.
+  /// How much is communicated together. If not given, see Note [Size of buckets] in shard/layout.h.
   TORCH_ARG(std::optional<int64_t>, bucket_bytes);
   /// The first bucket is smaller, so that communication starts early in backward.
   TORCH_ARG(int64_t, first_bucket_bytes) = 1 << 20;
@@ -52,28 +51,33 @@ struct OssOptions {
   TORCH_ARG(std::optional<at::ScalarType>, gather_dtype);
 };
 
-/// What OSS does whatever its base optimizer is: parameters, gradients and gathering.
+/// What OSS does whatever its base optimizer is: a ShardedStep, and a torch optimizer's interface.
 class OssBase : public torch::optim::Optimizer {
  public:
-  ~OssBase() override;
   OssBase(const OssBase&) = delete;
   OssBase& operator=(const OssBase&) = delete;
 
-  /// Drops gradients, those of .grad and those that were reduced into this rank's ranges. Local.
+  /// Drops gradients, those of .grad and those that were reduced into this rank's shards. Local.
   void zero_grad(bool set_to_none = true);
 
   /// Scales the gradients of all parameters over all ranks to a norm of at most `max_norm`; returns
   /// their norm. Collective; blocks.
-  at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0);
+  at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0) {
+    return sharded_step_->clip(max_norm, norm_type);
+  }
 
   /// Returns when all parameters are in place; see OssOptions::overlap_gather.
-  void wait_for_parameters();
+  void wait_for_parameters() { sharded_step_->wait_for_parameters(); }
 
-  /// This rank's optimizer, over the slices of parts().
+  /// This rank's optimizer, over the slices of flat_groups().
   virtual torch::optim::Optimizer& base() = 0;
 
+  /// What a step is.
+  shard::ShardedStep& sharded_step() const { return *sharded_step_; }
   /// One for the parameters given at the start and one for each group added later.
-  const std::vector<std::shared_ptr<shard::FlatParameters>>& parts() const { return parts_; }
+  const std::vector<std::shared_ptr<shard::FlatGroup>>& flat_groups() const {
+    return sharded_step_->flat_groups();
+  }
 
  protected:
   /// See OSS.
@@ -83,39 +87,17 @@ class OssBase : public torch::optim::Optimizer {
   /// Parameters under their names.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// Lays out the parameters of new groups.
+  /// Shards the parameters of new groups.
   void take(const std::vector<NamedTensors>& groups);
-  /// Per group, what this rank's optimizer steps.
-  std::vector<std::vector<at::Tensor>> slices() const;
-  /// Whether slices() has changed since the last time that this was asked.
+  /// Whether the slices have changed since the last time that this was asked.
   bool have_slices_changed();
-  /// Everything that a step is.
-  void step_share();
   /// Steps the base optimizer on those slices that have a gradient, with the options of
   /// param_groups().
   virtual void step_base() = 0;
-  /// Whether the base optimizer has stepped.
-  virtual bool has_state() const = 0;
 
  private:
-  friend class DataParallelBase;
-
-  void step_at_once();
-  void step_by_bucket();
-  void step_bucket(const shard::FlatParameters& part, size_t bucket);
-  void announce_step();
-  void share_learning_rates(int leader);
-
-  comm::Group group_;
-  OssOptions options_;
-  shard::Partition partition_;
-  std::vector<std::shared_ptr<shard::FlatParameters>> parts_;
-  /// Of each part, the number of its first group.
-  std::vector<size_t> first_groups_;
-  size_t groups_ = 0;
-  int seen_revision_ = 0;
-  /// Its number among the optimizers of a ShardedDataParallel.
-  int number_ = 0;
+  std::shared_ptr<shard::ShardedStep> sharded_step_;
+  int seen_version_ = 0;
 };
 
 /// Wraps any torch::optim class, or one of our own: every rank holds the state of, and steps, its
@@ -148,11 +130,13 @@ class OSS : public OssBase {
       Options options, const OssOptions& oss_options = {})
       : OSS(group, numbered(groups), groups, std::move(options), oss_options) {}
 
-  /// Shards one more group. Collective. A ShardedDataParallel made before does not know it yet.
+  /// Shards one more group. Collective. A ShardedDataParallel made before finds it at its next
+  /// forward.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     take({numbered(group.params(), param_groups().size())});
     Optimizer::add_param_group(group);
-    base_->add_param_group({slices().back(), param_groups().back().options().clone()});
+    base_->add_param_group(
+        {sharded_step().slices().back(), param_groups().back().options().clone()});
   }
 
   /// Steps this rank's share and gathers the others'. Collective; blocks, but see
@@ -163,8 +147,7 @@ class OSS : public OssBase {
       const at::AutoGradMode grad(true);
       loss = closure();
     }
-    const at::NoGradGuard no_grad;
-    step_share();
+    sharded_step().run();
     return loss;
   }
 
@@ -179,7 +162,7 @@ class OSS : public OssBase {
       : OssBase(group, std::make_unique<Options>(options), oss_options,
                 IsElementWise<Base>::value ? shard::Partition::kEven : shard::Partition::kTensor) {
     take(named);
-    const auto own = slices();
+    const auto own = sharded_step().slices();
     Groups sliced;
     for (size_t i = 0; i < named.size(); ++i) {
       Optimizer::add_param_group(
@@ -194,15 +177,13 @@ class OSS : public OssBase {
       base_->param_groups()[i].set_options(param_groups()[i].options().clone());
     }
     if (have_slices_changed()) {
-      auto sliced = slices();
+      auto sliced = sharded_step().slices();
       for (size_t i = 0; i < sliced.size(); ++i) {
         base_->param_groups()[i].params() = std::move(sliced[i]);
       }
     }
     base_->step();
   }
-
-  bool has_state() const override { return !base_->state().empty(); }
 
   static NamedTensors named(const torch::nn::Module& module) {
     NamedTensors result;

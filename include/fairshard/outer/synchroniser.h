@@ -3,7 +3,7 @@
 
 #include <fairshard/outer/nodes.h>
 #include <fairshard/outer/options.h>
-#include <fairshard/shard/plan.h>
+#include <fairshard/shard/layout.h>
 
 #include <map>
 #include <memory>

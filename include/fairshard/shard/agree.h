@@ -2,7 +2,7 @@
 // Ranks that build different models find out before anything is communicated between them.
 
 #include <fairshard/comm/group.h>
-#include <fairshard/shard/plan.h>
+#include <fairshard/shard/layout.h>
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 #pragma once
-// The norm of gradients that are spread over ranks, and clipping by it.
+// The norm of gradients that are partitioned across ranks, and clipping by it.
 
-#include <fairshard/shard/flat_parameters.h>
+#include <fairshard/shard/flat_group.h>
 
 #include <functional>
 #include <memory>
@@ -14,7 +14,7 @@ namespace fairshard::shard {
 /// number or infinity. With `selects`, only the parameters that it is true for count and are
 /// scaled; it says the same on all ranks. Collective over the parameters' group; blocks.
 at::Tensor clip_gradients(
-    const std::vector<std::shared_ptr<FlatParameters>>& parts, double max_norm, double norm_type,
+    const std::vector<std::shared_ptr<FlatGroup>>& groups, double max_norm, double norm_type,
     const std::function<bool(const at::Tensor& parameter)>& selects = nullptr);
 
 }  // namespace fairshard::shard

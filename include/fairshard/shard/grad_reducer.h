@@ -1,8 +1,11 @@
 #pragma once
 // Reduces gradients between ranks while backward is still running.
 
-#include <fairshard/shard/flat_parameters.h>
+#include <fairshard/shard/flat_group.h>
+#include <fairshard/shard/join.h>
+#include <fairshard/shard/sharded_step.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -13,7 +16,7 @@ namespace fairshard::shard {
 enum class GradientMode {
   /// Every rank gets the average of all gradients, in .grad, as in plain data parallelism.
   kReplicated,
-  /// Every rank gets the average of what it owns, in its gradient ranges; .grad is dropped as soon
+  /// Every rank gets the average of what it owns, in its gradient shards; .grad is dropped as soon
   /// as it has been copied to its bucket.
   kSharded,
 };
@@ -29,6 +32,14 @@ struct ReducerOptions {
   TORCH_ARG(int, buckets_in_flight) = 2;
   /// The dtype in which gradients travel, if not their own. Sums are taken in float32 over Gloo.
   TORCH_ARG(std::optional<at::ScalarType>, wire_dtype);
+  /// Called on autograd's thread when all is reduced, except within join().
+  TORCH_ARG(std::function<void()>, after_reduction);
+};
+
+/// A flat group, and what steps it. The same order on all ranks.
+struct ReducedGroup {
+  std::shared_ptr<FlatGroup> group;
+  std::weak_ptr<ShardedStep> step;
 };
 
 /// Hooks on the parameters' gradients. A gradient that arrives is put into its bucket; a full
@@ -45,21 +56,29 @@ struct ReducerOptions {
 /// gradients arrive if layers run as they are registered. The first backward sees how they do
 /// arrive; when it ends, rank 0's order is everybody's, and the buckets are filled anew by it.
 ///
-/// Note [Steps in backward]: a part may have an `on_reduced`, which steps a bucket as soon as it is
-/// reduced. Its gradients are dropped at once and its values gathered behind the rest of backward,
-/// so that no rank ever holds all of its gradients, and when backward ends, nearly all is done.
-/// The first backward, which finds the order of buckets, leaves all to the optimizer's step().
-/// Ranks must gather at the same points of one order, though their gradients may come in different
-/// ones: a bucket is stepped right before the one is started that is `buckets_in_flight` later (or
-/// one, where values are released, for the least memory), and ranks agree on unused parameters
-/// bucket by bucket.
+/// Note [Steps in backward]: with step_in_backward a bucket is stepped as soon as it is reduced.
+/// Its gradients are dropped at once and its values gathered behind the rest of backward, so that
+/// no rank ever holds all of its gradients, and when backward ends, nearly all is done. The first
+/// backward, which finds the order of buckets, leaves all to the optimizer's step(). Ranks must
+/// gather at the same points of one order, though their gradients may come in different ones: a
+/// bucket is stepped right before the one is started that is `buckets_in_flight` later (or one,
+/// where values are resharded, for the least memory), and ranks agree on unused parameters bucket
+/// by bucket.
 ///
-/// Hooks run on autograd's threads and need no Python lock. One backward at a time.
+/// Note [Threads and locks]: hooks run on autograd's threads (one per device) and do not hold
+/// Python's lock. Locks are taken in this order, and never the other way round:
+///   1. the reducer's, by every hook, prepare() and reduce(): one gradient at a time;
+///   2. an UnshardSchedule's, by hooks on the outputs of blocks as well, and not while waiting;
+///   3. Python's, by a ShardedStep's callbacks (with step_in_backward) and destructors of Python
+///      objects.
+/// So whoever holds Python's lock lets go of it before calling anything here. A callback may read
+/// and write slices and their gradients; it may not start a backward, a forward or a collective of
+/// the same group. comm/ has threads of its own, which touch only tensors of collectives that were
+/// started and not yet waited for. One backward at a time.
 class GradReducer {
  public:
-  /// All parts have one group, and are given in the same order on all ranks.
-  GradReducer(std::vector<std::shared_ptr<FlatParameters>> parts,
-              const ReducerOptions& options = {});
+  /// All have one process group.
+  GradReducer(std::vector<ReducedGroup> groups, const ReducerOptions& options = {});
   ~GradReducer();
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
@@ -74,6 +93,9 @@ class GradReducer {
   /// next backward with true reduces the sum. The same on all ranks.
   void set_sync(bool is_on);
   bool sync() const;
+
+  /// Set while ranks may run out of inputs.
+  void set_join(std::shared_ptr<Join> join);
 
  private:
   class Hooks;

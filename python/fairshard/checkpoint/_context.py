@@ -20,11 +20,11 @@ class Context:
                 self._places[parameter] = part, name
                 self._uses[name] = self._uses.get(name, 0) + 1
 
-    def add_entries(self, parts: list, entries: list) -> None:
-        """Says that parameters may have exact copies in these parts of an OSS."""
-        for part in parts:
-            for number, (_, tensor, _) in enumerate(part.parameters):
-                if part.has_copy(part.bucket_of(number)):
+    def add_entries(self, flat_groups: list, entries: list) -> None:
+        """Says that parameters may have master weights in these groups of an OSS."""
+        for group in flat_groups:
+            for number, tensor in enumerate(group.parameters):
+                if group.has_master(number):
                     self._exact[tensor] = []
         for entry in entries:
             if entry.parameter in self._exact:

@@ -117,9 +117,9 @@ class OssPart(OptimizerPart):
 
     def describe(self, name: str, context: Context) -> None:
         """Waits for parameters, and tells where exact values are."""
-        for part in self._optimizer.parts:
-            part.follow_parameters()
-        context.add_entries(self._optimizer.parts, self._optimizer.entries)
+        for group in self._optimizer.sharded_step.flat_groups:
+            group.update_masters()
+        context.add_entries(self._optimizer.sharded_step.flat_groups, self._optimizer.entries)
 
     @property
     def base(self) -> torch.optim.Optimizer:
@@ -152,7 +152,7 @@ class OssPart(OptimizerPart):
         super().load(name, context, plan)
         for entry in self._optimizer.entries:
             key = context.key_of(entry.parameter)
-            if entry.part.has_copy(entry.slice.bucket) and key is not None and plan.reader.has(key):
+            if entry.has_master and key is not None and plan.reader.has(key):
                 piece, values = entry.slice, entry.values
                 plan.add_range(key, entry.parameter, values.dtype, piece.begin, piece.end, _fill(values))
 
@@ -160,9 +160,9 @@ class OssPart(OptimizerPart):
         self._optimizer._groups_to_base()
         super()._take(states, groups)
         self._optimizer._groups_from_base()
-        for part in self._optimizer.parts:
-            part.settle()
-            part.publish_copies()
+        self._optimizer.sharded_step.freeze_layout()
+        for group in self._optimizer.sharded_step.flat_groups:
+            group.publish_masters()
 
 
 def _fill(values: torch.Tensor) -> Any:

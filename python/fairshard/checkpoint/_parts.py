@@ -85,7 +85,7 @@ class ModulePart(Part):
     def describe(self, name: str, context: Context) -> None:
         """Waits for parameters, and tells their names."""
         if isinstance(self._wrapper, ShardedDataParallel):
-            self._wrapper._wait_for_parameters()
+            self._wrapper.wait_for_parameters()
         if isinstance(self._module, OffloadModel):
             self._module.wait_for_step()
         context.add_module(name, self._module)

@@ -5,9 +5,8 @@ import torch
 
 def gradient_memory(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """All memory of this rank that has gradients of the optimizer, which may be an OSS."""
-    parts = getattr(optimizer, "parts", None)
-    if parts is not None:
-        return [gradient for part in parts for gradient in part.gradient_memory()]
+    if hasattr(optimizer, "sharded_step"):
+        return optimizer.sharded_step.gradient_memory()
     result = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -1,18 +1,18 @@
-"""The numbers in an optimizer's options (learning rates, momenta, ...), made the same on all ranks."""
+"""The numbers in an optimizer's options (learning rates, momenta, ...), as one list."""
+
+from collections.abc import Iterator
 
 import torch
 
-from fairshard import comm
+
+def numbers_of(param_groups: list[dict]) -> list[float]:
+    """All of them, in one order on all ranks."""
+    return [float(number) for options in param_groups for key in _keys(options) for number in _listed(options[key])]
 
 
-def share_numbers(group: comm.Group, param_groups: list[dict], root: int) -> None:
-    """Gives every rank the numbers of ``root``. Collective; blocks."""
-    numbers = torch.tensor(
-        [float(number) for options in param_groups for key in _keys(options) for number in _listed(options[key])],
-        dtype=torch.float64,
-    )
-    comm.broadcast(group, numbers, root, "optimizer options").wait()
-    left = iter(numbers.tolist())
+def set_numbers(param_groups: list[dict], numbers: list[float]) -> None:
+    """Sets them to such a list."""
+    left = iter(numbers)
     for options in param_groups:
         for key in _keys(options):
             options[key] = _like(options[key], left)
@@ -34,7 +34,7 @@ def _listed(value: object) -> list:
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
-def _like(value: object, numbers: object) -> object:
+def _like(value: object, numbers: Iterator[float]) -> object:
     if isinstance(value, (tuple, list)):
         return type(value)(_like(item, numbers) for item in value)
     number = next(numbers)

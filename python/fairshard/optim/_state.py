@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from fairshard.optim.oss import OSS
 
 
-def follow_entries(base: torch.optim.Optimizer, entries: list) -> None:
-    """Gives the base optimizer the slices of a new layout; its states take up their dtype."""
-    for number, options in enumerate(base.param_groups):
-        values = [entry.values for entry in entries if entry.group == number]
+def follow_slices(base: torch.optim.Optimizer, slices: list[list[torch.Tensor]]) -> None:
+    """Gives the base optimizer the slices of a new layout; its states take up their dtype and device."""
+    for options, values in zip(base.param_groups, slices, strict=True):
         if [id(v) for v in options["params"]] != [id(v) for v in values]:
             if base.state:
                 raise RuntimeError("the layout has changed after the base optimizer got its state")
@@ -24,7 +23,7 @@ def follow_entries(base: torch.optim.Optimizer, entries: list) -> None:
         for key, value in state.items():
             is_like_values = torch.is_tensor(value) and value.is_floating_point() and value.shape == values.shape
             if is_like_values and key != "step":
-                state[key] = value.to(values.dtype)
+                state[key] = value.to(values)
 
 
 def _numbers(oss: "OSS") -> dict[torch.Tensor, int]:
@@ -46,14 +45,16 @@ def share_of(oss: "OSS", state_dict: dict) -> dict:
     sizes = [len(group["params"]) for group in theirs], [len(group["params"]) for group in ours]
     if sizes[0] != sizes[1]:
         raise ValueError(f"the state dict has parameter groups of {sizes[0]} parameters, the optimizer of {sizes[1]}")
-    numbers = _numbers(oss)
+    names = [name for group in theirs for name in group["params"]]
+    parameters = [parameter for group in ours for parameter in group["params"]]
+    keys = dict(zip(reversed(parameters), reversed(names), strict=True))  # of one that is given twice, the first
     left_out = ("params", "param_names")
     state: dict[int, dict] = {}
     groups = [{**copy.deepcopy({k: v for k, v in g.items() if k not in left_out}), "params": []} for g in theirs]
     # The base optimizer numbers its slices group by group.
     for index, entry in enumerate(sorted(oss.entries, key=lambda entry: entry.group)):
         groups[entry.group]["params"].append(index)
-        whole = state_dict["state"].get(numbers[entry.parameter])
+        whole = state_dict["state"].get(keys[entry.parameter])
         if whole is not None:
             state[index] = {key: _cut(key, value, entry) for key, value in whole.items()}
     return {"state": state, "param_groups": groups}
@@ -71,10 +72,11 @@ def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
     """The whole state, on ranks that are recipients. Collective; one bucket and key at a time."""
     numbers = _numbers(oss)
     whole: dict[int, dict] = {}
-    for part in oss.parts:
-        parameters = [tensor for _, tensor, _ in part.parameters]
+    entries = oss.entries
+    for number, part in enumerate(oss.sharded_step.flat_groups):
+        parameters = part.parameters
         pieces = [part.slices_of(rank) for rank in range(oss.group.size)]
-        owned = [(entry, oss.optim.state.get(entry.values)) for entry in oss.entries if entry.part is part]
+        owned = [(entry, oss.optim.state.get(entry.values)) for entry in entries if entry.flat_group == number]
         for bucket in range(part.buckets):
             own = [(entry, state) for entry, state in owned if state and entry.slice.bucket == bucket]
             kinds = _agree_on_kinds(oss.group, own)
@@ -122,7 +124,7 @@ def _agree_on_kinds(group: comm.Group, own: list) -> dict[tuple[int, str], torch
 def _gather_key(group: comm.Group, part: Any, bucket: int, key: str, dtype: torch.dtype, own: list) -> torch.Tensor:
     """All ranks' ranges of one bucket of one state, one after another."""
     bounds = part.bounds(bucket)
-    device = part.bucket(bucket).device
+    device = part.device(bucket)
     values = torch.zeros(bounds[group.rank + 1] - bounds[group.rank], dtype=dtype, device=device)
     for entry, state in own:
         if torch.is_tensor(state.get(key)) and state[key].shape == entry.values.shape:

@@ -80,14 +80,14 @@ class AdaScale(torch.optim.Optimizer):
             "smoothing": smoothing,
             "debias": debias_ewma,
         }
-        self._sharded: Callable[[], Any] = lambda: optimizer if hasattr(optimizer, "parts") else None
+        self._sharded: Callable[[], Any] = lambda: optimizer if hasattr(optimizer, "sharded_step") else None
         self._make_meter(optimizer)
 
     def _make_meter(self, optimizer: torch.optim.Optimizer) -> None:
         groups = [group["params"] for group in optimizer.param_groups]
         self._meter = _scale.GainMeter(_group_of(optimizer, self._world_size), groups, **self._options)
         if self._sharded() is not None:
-            self._meter.measure_from(self._sharded().parts)
+            self._meter.measure_from(self._sharded().sharded_step)
 
     def measure_for(self, sharded: torch.optim.Optimizer) -> None:
         """Says that this is the base optimizer of an OSS, whose whole parameters get the gradients."""
@@ -185,10 +185,7 @@ class AdaScale(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict) -> None:
         """Adds a group to the optimizer, and measures its gain from now on."""
         self._optimizer.add_param_group(param_group)
-        sharded = self._sharded()
-        if sharded is not None:
-            self._meter.measure_from(sharded.parts)
-        self._meter.add_group((sharded or self._optimizer).param_groups[-1]["params"])
+        self._meter.add_group((self._sharded() or self._optimizer).param_groups[-1]["params"])
 
     def state_dict(self) -> dict:
         """The optimizer's, with the running means under "adascale"."""

@@ -95,8 +95,8 @@ class ShardedGradScaler(torch.amp.GradScaler):
         if not isinstance(group, comm.Group):
             group = self._group()
         device = gradients[0].device if gradients else inv_scale.device
-        for part in getattr(optimizer, "parts", ()):
-            part.scaled_by = 0
+        if hasattr(optimizer, "sharded_step"):
+            optimizer.sharded_step.scaled_by = 0
         return {device: _scale.unscale(group, gradients, inv_scale, device)}
 
     def _group(self) -> comm.Group:

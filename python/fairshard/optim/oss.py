@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.optim import _state
-from fairshard.optim._numbers import share_numbers
+from fairshard.optim._numbers import numbers_of, set_numbers
 from fairshard.optim.grad_scaler import scaler_of
 
 __all__ = ["OSS"]
@@ -29,20 +29,6 @@ _ELEMENT_WISE = (
     torch.optim.Rprop,
     torch.optim.SGD,
 )
-
-#: Under this name a parameter knows its FlatParameters, so that a ShardedDataParallel finds it.
-PART_ATTRIBUTE = "_fairshard_part"
-
-
-class Entry(NamedTuple):
-    """A slice that this rank owns, with where it comes from."""
-
-    group: int
-    part: Any
-    slice: Any
-    parameter: torch.Tensor
-    values: torch.Tensor
-
 
 class OSS(torch.optim.Optimizer):
     """Shards the state of ``optim`` over the ranks of ``group``.
@@ -112,24 +98,27 @@ class OSS(torch.optim.Optimizer):
         gather_dtype: torch.dtype | None = None,
         **default: Any,
     ) -> None:
-        self._comm = comm.Group(group)
-        self._overlap_gather = overlap_gather
+        self._group = comm.Group(group)
+        self._whole_tensors = _needs_whole_tensors(_class_of_steps(optim, default), partition)
         self._step_in_backward = step_in_backward
-        self._layout = {
-            "bucket_bytes": bucket_bytes,
-            "whole_tensors": _needs_whole_tensors(_class_of_steps(optim, default), partition),
-            "master_weights": master_weights,
-            "gather_dtype": torch.float16 if broadcast_fp16 else gather_dtype,
-            "release_values": release_parameters,
-            "gather_in_forward": overlap_gather,
-        }
-        self._parts: list[_shard.FlatParameters] = []
-        self._first_groups: list[int] = []  # of each part, the number of its first parameter group
-        self._entries: list[Entry] = []
-        self._revision = -1
+        self._overlap_gather = overlap_gather
+        self._sharded_step = _shard.ShardedStep(
+            self._group,
+            _weak(self._step_slices),
+            _weak(lambda self: numbers_of(self.param_groups), self),
+            _weak(lambda self, numbers: set_numbers(self.param_groups, numbers), self),
+            bucket_bytes=bucket_bytes,
+            whole_tensors=self._whole_tensors,
+            master_weights=master_weights,
+            gather_dtype=torch.float16 if broadcast_fp16 else gather_dtype,
+            overlap_gather=overlap_gather,
+            step_in_backward=step_in_backward,
+            release_parameters=release_parameters,
+        )
+        self._layout_version = -1
+        self._step_arguments: dict = {}
         self._consolidated: dict | None = None
         self._base: torch.optim.Optimizer | None = None
-        self._join_number = 0
         super().__init__(params, default)
         self._shard_groups(self.param_groups)
         self._base = optim(self._sliced_groups(self.param_groups), **default)
@@ -149,12 +138,12 @@ class OSS(torch.optim.Optimizer):
     @property
     def group(self) -> comm.Group:
         """The ranks over which the state is sharded."""
-        return self._comm
+        return self._group
 
     @property
     def partition(self) -> str:
-        """How the parameters are shared out: "even" or "tensor"."""
-        return "tensor" if self._layout["whole_tensors"] else "even"
+        """How the parameters are partitioned: "even" or "tensor"."""
+        return "tensor" if self._whole_tensors else "even"
 
     @property
     def overlap_gather(self) -> bool:
@@ -162,107 +151,58 @@ class OSS(torch.optim.Optimizer):
         return self._overlap_gather
 
     @property
-    def parts(self) -> list[_shard.FlatParameters]:
-        """The sharded parameters: those given at the start, and one entry for each group added later."""
-        return self._parts
+    def sharded_step(self) -> _shard.ShardedStep:
+        """What a step is: the parameters' layout, values and gradients, in the core."""
+        return self._sharded_step
 
     @property
-    def entries(self) -> list[Entry]:
-        """What this rank owns, in the order of its memory."""
+    def entries(self) -> list[_shard.OwnedSlice]:
+        """The slices that this rank owns, in the order of its memory."""
         self._follow_layout()
-        return self._entries
+        return self._sharded_step.owned
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Steps this rank's share and gathers the others'. Extra arguments reach the base optimizer."""
         loss = None
-        if closure is not None:
+        if closure:
             with torch.enable_grad():
                 loss = closure()
-        scaler = scaler_of(self._parts[0].scaled_by)
+        scaler = scaler_of(self._sharded_step.scaled_by)
         if scaler is not None:
             scaler.step_scaled(self, **kwargs)
             return loss
-        self._step_share(kwargs)
+        if kwargs and self._step_in_backward:
+            raise TypeError(f"OSS: step() cannot hand {', '.join(kwargs)} to steps that are taken in backward")
+        self._step_arguments = kwargs
+        try:
+            self._sharded_step.run()
+        finally:
+            self._step_arguments = {}
         return loss
 
-    @torch.no_grad()
-    def _follow(self, said: Any) -> None:
-        """Does this rank's share of what others, which still have inputs, have announced."""
-        _, *details = said.details
-        if said.action == _shard.Join.Action.CLIP:
-            self.clip_grad_norm(*details)
-        else:
-            self._step_share({})
-
-    def _step_share(self, kwargs: dict) -> None:
-        join = self._parts[0].join
-        if join is not None:
-            said = join.announce(_shard.Join.Action.STEP, [self._join_number, 0, 0])
-            share_numbers(self._comm, self.param_groups, said.leader)
-        if self._step_in_backward:
-            self._step_by_bucket(kwargs)
-        else:
-            self._step_at_once(kwargs)
-        if not self._overlap_gather:
-            self.wait_for_parameters()
-
-    def _step_at_once(self, kwargs: dict) -> None:
-        for part in self._parts:
-            part.before_step()
-        gradients = [gradient for part in self._parts for gradient in part.gradients()]
-        self._step_base(self.entries, gradients, kwargs)
-        for part in self._parts:
-            part.settle()
-            part.mark_used()
-            part.start_gather()
-
-    def _step_by_bucket(self, kwargs: dict) -> None:
-        """Backward has done it, but for the first time and where there is no ShardedDataParallel."""
-        if kwargs:
-            raise TypeError(f"OSS: step() cannot hand {', '.join(kwargs)} to steps that are taken in backward")
-        for part in self._parts:
-            if not part.take_was_stepped():
-                part.step_all_buckets()
-            part.mark_used()
-
-    @torch.no_grad()
-    def _step_bucket(self, number: int, bucket: int) -> None:
-        part = self._parts[number]
-        entries = [entry for entry in self.entries if entry.part is part and entry.slice.bucket == bucket]
-        # The base optimizer gets to see nothing else, so that all buckets together cost no more than one step.
+    def _step_slices(self, slices: list[list[torch.Tensor]]) -> None:
+        """Steps the base optimizer on these slices, which have their gradients, and on nothing else."""
+        self._follow_layout()
+        self._groups_to_base()
         groups = self._base.param_groups
         everything = [group["params"] for group in groups]
-        for i, group in enumerate(groups):
-            group["params"] = [entry.values for entry in entries if entry.group == i]
+        for group, some in zip(groups, slices, strict=True):
+            group["params"] = some
         try:
-            self._step_base(entries, part.gradients(bucket), {})
+            self._base.step(**self._step_arguments)
         finally:
             for group, params in zip(groups, everything, strict=True):
                 group["params"] = params
-
-    def _step_base(self, entries: list[Entry], gradients: list, kwargs: dict) -> None:
-        """Steps the base optimizer on these entries."""
-        self._groups_to_base()
-        for entry, gradient in zip(entries, gradients, strict=True):
-            entry.values.grad = gradient
-        try:
-            self._base.step(**kwargs)
-        finally:
-            for entry in entries:
-                entry.values.grad = None
         self._groups_from_base()
 
     def wait_for_parameters(self) -> None:
         """Returns when all parameters are in place; see ``overlap_gather``."""
-        for part in self._parts:
-            part.wait_for_values()
+        self._sharded_step.wait_for_parameters()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients: those in ``.grad``, and those that were reduced into this rank's share."""
         super().zero_grad(set_to_none)
-        for part in self._parts:
-            part.clear_gradients()
+        self._sharded_step.clear_gradients()
         if hasattr(self._base, "forget"):
             self._base.forget()
 
@@ -289,18 +229,13 @@ class OSS(torch.optim.Optimizer):
         selected = None
         if filter_params_fn is not None:
             selected = list(filter_params_fn([p for group in self.param_groups for p in group["params"]]))
-        join = self._parts[0].join
-        if join is not None:
-            if selected is not None:
-                raise RuntimeError("OSS: clip_grad_norm with filter_params_fn cannot be used within join()")
-            join.announce(_shard.Join.Action.CLIP, [self._join_number, max_norm, norm_type])
-        return _shard.clip_gradients(self._parts, float(max_norm), float(norm_type), selected)
+        return self._sharded_step.clip(float(max_norm), float(norm_type), selected)
 
     def consolidate_state_dict(self, recipient_rank: int = 0) -> None:
         """Brings the state of all ranks together for ``state_dict()`` on one rank (-1: on all)."""
         self.wait_for_parameters()
         self._groups_to_base()
-        state = _state.consolidate(self, recipient_rank in (-1, self._comm.rank))
+        state = _state.consolidate(self, recipient_rank in (-1, self._group.rank))
         if state is not None and hasattr(self._base, "shared_state"):
             state["adascale"] = self._base.shared_state()
         self._consolidated = state
@@ -329,20 +264,19 @@ class OSS(torch.optim.Optimizer):
         if hasattr(self._base, "load_shared_state") and "adascale" in state_dict:
             self._base.load_shared_state(state_dict["adascale"])
         self._groups_from_base()
-        for part in self._parts:
-            part.settle()
+        self._sharded_step.freeze_layout()
         self._consolidated = None
 
     def partition_parameters(self) -> list[list[dict]]:
         """For every rank its parameter groups, with the slices that it owns as ``params``."""
         self.wait_for_parameters()
+        numbers = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
         result = []
-        for rank in range(self._comm.size):
+        for rank in range(self._group.size):
             groups = [{**group, "params": []} for group in self.param_groups]
-            for part, first in zip(self._parts, self._first_groups, strict=True):
-                numbers = [group for _, _, group in part.parameters]
-                for owned in part.slices_of(rank):
-                    groups[first + numbers[owned.parameter]]["params"].append(owned.values)
+            for flat_group in self._sharded_step.flat_groups:
+                for owned in flat_group.slices_of(rank):
+                    groups[numbers[flat_group.parameters[owned.parameter]]]["params"].append(owned.values)
             result.append(groups)
         return result
 
@@ -358,40 +292,25 @@ class OSS(torch.optim.Optimizer):
             names += own_names
             tensors += group["params"]
             numbers += [number] * len(group["params"])
-        part = _shard.FlatParameters(self._comm, names, tensors, numbers, **self._layout)
-        part.optimizer = weakref.ref(self)
-        if self._step_in_backward:
-            part.on_reduced = _when_reduced(weakref.WeakMethod(self._step_bucket), len(self._parts))
-        self._parts.append(part)
-        self._first_groups.append(first)
-        for _, tensor, _ in part.parameters:
-            setattr(tensor, PART_ATTRIBUTE, part)
-        self._revision = -1
+        self._sharded_step.add(names, tensors, numbers, len(groups))
+        self._layout_version = -1
 
     def _sliced_groups(self, groups: list[dict]) -> list[dict]:
         """The groups with this rank's slices in place of the parameters."""
         sliced = [{k: v for k, v in group.items() if k != "param_names"} | {"params": []} for group in groups]
-        for entry in self.entries:
-            sliced[entry.group]["params"].append(entry.values)
+        for group, params in zip(sliced, self._sharded_step.slices, strict=True):
+            group["params"] = params
         return sliced
 
     def _follow_layout(self) -> None:
-        """Lists what this rank owns, again if the layout has changed since.
+        """Gives the base optimizer other slices, if the layout has changed since.
 
-        A new group changes it, the order in which gradients were seen to arrive, or another dtype.
+        A new group changes it, the order in which gradients were seen to arrive, or another dtype or device.
         """
-        revision = sum(part.revision + 1 for part in self._parts)
-        if revision == self._revision:
-            return
-        self._revision = revision
-        self._entries = []
-        for part, first in zip(self._parts, self._first_groups, strict=True):
-            parameters = part.parameters
-            for owned in part.slices:
-                _, tensor, group = parameters[owned.parameter]
-                self._entries.append(Entry(first + group, part, owned, tensor, owned.values))
-        if self._base is not None:
-            _state.follow_entries(self._base, self._entries)
+        version = self._sharded_step.layout_version
+        if version != self._layout_version and self._base is not None:
+            self._layout_version = version
+            _state.follow_slices(self._base, self._sharded_step.slices)
 
     def _groups_to_base(self) -> None:
         _copy_options(self.param_groups, self._base.param_groups)
@@ -400,14 +319,11 @@ class OSS(torch.optim.Optimizer):
         _copy_options(self._base.param_groups, self.param_groups)
 
 
-def _when_reduced(step_bucket: weakref.WeakMethod, part: int) -> Callable[[int], None]:
-    """What a part calls when a bucket is reduced. Does not keep the optimizer alive, which the part may outlive."""
-
-    def step(bucket: int) -> None:
-        if (method := step_bucket()) is not None:
-            method(part, bucket)
-
-    return step
+def _weak(method: Callable, owner: Any = None) -> Callable:
+    """The method, or the function of an owner, as something that does not keep the owner alive."""
+    function = method.__func__ if owner is None else method
+    reference = weakref.ref(method.__self__ if owner is None else owner)
+    return lambda *arguments: function(reference(), *arguments)
 
 
 def _copy_options(source: list[dict], target: list[dict]) -> None:

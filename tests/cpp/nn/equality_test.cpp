@@ -112,13 +112,13 @@ TEST(Equality, TheOrderOfGradientsIsLearntAndChangesNothing) {
                                        OssOptions().bucket_bytes(900).first_bucket_bytes(900));
     torch::optim::AdamW plain(twin->parameters(), AdamWOptions(1e-2));
     ShardedDataParallel<Backwards> parallel(group, model, optimizer);
-    const auto& plan = optimizer.parts()[0]->plan();
-    EXPECT_GT(plan.bucket_of(0), plan.bucket_of(4));  // as registered: `last` comes last
+    const auto& flat = *optimizer.flat_groups()[0];
+    EXPECT_GT(flat.layout().bucket_of(0), flat.layout().bucket_of(4));  // as registered: `last` comes last
     for (int step = 0; step < 4; ++step) {
       const at::Tensor x = test::input(0, step);
       optimizer.zero_grad();
       test::loss_of(parallel.forward(x)).backward();
-      EXPECT_LT(plan.bucket_of(0), plan.bucket_of(4));  // as seen: its gradient comes first
+      EXPECT_LT(flat.layout().bucket_of(0), flat.layout().bucket_of(4));  // as seen: its gradient comes first
       optimizer.step();
       plain.zero_grad();
       test::loss_of(twin->forward(x)).backward();

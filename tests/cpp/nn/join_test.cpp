@@ -26,8 +26,7 @@ TEST(Join, RanksWithoutInputsCountAsZeros) {
                                      test::kSmallBuckets);
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);
     torch::optim::StepLR schedule(optimizer, 1, 0.5);
-    {
-      const auto join = parallel.join();
+    parallel.join([&] {
       for (int step = 0; step < rounds[group.rank()]; ++step) {
         optimizer.zero_grad();
         test::loss_of(parallel.forward(test::input(group.rank(), step))).backward();
@@ -35,7 +34,7 @@ TEST(Join, RanksWithoutInputsCountAsZeros) {
         optimizer.step();
         schedule.step();
       }
-    }
+    });
     auto twin = test::make_model();
     torch::optim::SGD plain(twin->parameters(), SGDOptions(0.5).momentum(0.9));
     torch::optim::StepLR plain_schedule(plain, 1, 0.5);
@@ -65,14 +64,13 @@ TEST(Join, ReplicatedModelsAndBuffersEndAlike) {
     model->to(test::device());
     ShardedDataParallel<Sequential> parallel(group, model);
     torch::optim::SGD optimizer(model->parameters(), SGDOptions(0.1));
-    {
-      const auto join = parallel.join();
+    parallel.join([&] {
       for (int step = 0; step < 1 + 2 * group.rank(); ++step) {
         optimizer.zero_grad();
         test::loss_of(parallel.forward(test::input(group.rank(), step))).backward();
         optimizer.step();
       }
-    }
+    });
     require_equal_on_all_ranks(group, test::values_of(*model));
     require_equal_on_all_ranks(group, model->buffers());
     EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int64_t>(), 3);
@@ -84,10 +82,11 @@ TEST(Join, AnExceptionInTheLoopIsNotHeldBack) {
                                [&](Group group) {
                                  auto model = test::make_model();
                                  ShardedDataParallel<Sequential> parallel(group, model);
-                                 const auto join = parallel.join();
-                                 if (group.rank() == 0) {
-                                   throw std::runtime_error("out of patience");
-                                 }
+                                 parallel.join([&] {
+                                   if (group.rank() == 0) {
+                                     throw std::runtime_error("out of patience");
+                                   }
+                                 });
                                }),
                comm::LaunchError);
 }

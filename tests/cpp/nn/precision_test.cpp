@@ -84,7 +84,7 @@ TEST(Precision, GatheringInBfloat16KeepsExactCopies) {
             exact->parameters()[i].detach().to(at::kBFloat16).to(at::kFloat));
       }
     }
-    for (const auto& slice : optimizer.parts()[0]->slices()) {
+    for (const auto& slice : optimizer.flat_groups()[0]->slices()) {
       const at::Tensor whole = exact->parameters()[slice.piece.parameter].detach().view(-1);
       EXPECT_TRUE(
           slice.values.allclose(whole.slice(0, slice.piece.begin, slice.piece.end), 1e-4, 1e-5));

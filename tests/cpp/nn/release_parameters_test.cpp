@@ -62,10 +62,10 @@ TEST(ReleaseParameters, RoundedValuesComeBackAsTheyWere) {
 }
 
 /// Bytes of parameters that have memory.
-size_t resident_bytes(const shard::FlatParameters& part) {
+size_t resident_bytes(const shard::FlatGroup& group) {
   size_t bytes = 0;
-  for (size_t b = 0; b < part.plan().buckets().size(); ++b) {
-    bytes += part.bucket(b).storage().nbytes();
+  for (size_t b = 0; b < group.layout().buckets().size(); ++b) {
+    bytes += group.bucket(b).flat().storage().nbytes();
   }
   return bytes;
 }
@@ -81,14 +81,14 @@ TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
       optimizer.step();
     };
     train();  // finds the order of gradients
-    const auto all = resident_bytes(*optimizer.parts()[0]);
+    const auto all = resident_bytes(*optimizer.flat_groups()[0]);
     at::Tensor loss = forward();
-    TORCH_CHECK(resident_bytes(*optimizer.parts()[0]) < all / 2, "parameters still have ",
-                resident_bytes(*optimizer.parts()[0]), " of ", all, " bytes");
+    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) < all / 2, "parameters still have ",
+                resident_bytes(*optimizer.flat_groups()[0]), " of ", all, " bytes");
     expect_error([&] { model->parameters().front().sum().item<float>(); },
                  {"has no values between", "'0.weight'"});
     loss.backward();
-    TORCH_CHECK(resident_bytes(*optimizer.parts()[0]) == all, "backward has not brought all back");
+    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) == all, "backward has not brought all back");
     optimizer.step();
 
     // A forward that nobody takes further is made good by the next.
@@ -98,12 +98,12 @@ TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
       const at::NoGradGuard no_grad;
       forward();
     }
-    TORCH_CHECK(resident_bytes(*optimizer.parts()[0]) == all,
+    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) == all,
                 "a forward without gradients has released some");
     require_same(values_of(*model), before, true);
     model->eval();
     forward();
-    TORCH_CHECK(resident_bytes(*optimizer.parts()[0]) == all, "an evaluation has released some");
+    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) == all, "an evaluation has released some");
     model->train();
     forward();
     optimizer.wait_for_parameters();
@@ -120,11 +120,11 @@ TEST(ReleaseParameters, MemoryIsGoneBetweenSteps) {
           group, *model, AdamWOptions(1e-2),
           OssOptions(kReleased).overlap_gather(true).step_in_backward(in_backward));
       ShardedDataParallel<Sequential> parallel(group, model, optimizer);
-      const auto all = resident_bytes(*optimizer.parts()[0]);
+      const auto all = resident_bytes(*optimizer.flat_groups()[0]);
       for (int step = 0; step < 3; ++step) {
         loss_of(parallel.forward(input(group.rank(), step))).backward();
         optimizer.step();
-        const auto left = resident_bytes(*optimizer.parts()[0]);
+        const auto left = resident_bytes(*optimizer.flat_groups()[0]);
         TORCH_CHECK(left < all / 2, "step ", step, " has left ", left, " of ", all, " bytes");
         expect_error([&] { model->parameters().front().sum().item<float>(); },
                      {"has no values", "between steps", "'0.weight'"});
@@ -253,8 +253,7 @@ TEST(ReleaseParameters, RefusesJoin) {
     OSS<torch::optim::AdamW> optimizer(group, *model, AdamWOptions(1e-2), kReleased);
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);
     const auto in_join = [&] {
-      const auto join = parallel.join();
-      parallel.forward(input(group.rank(), 0));
+      parallel.join([&] { parallel.forward(input(group.rank(), 0)); });
     };
     expect_error(in_join, {"release_parameters", "join()"});
   });

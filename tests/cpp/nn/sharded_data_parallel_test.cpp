@@ -35,7 +35,7 @@ TEST(ShardedDataParallel, StateAndGradientsAreShared) {
     }
     optimizer.step();
     int64_t state = 0;
-    for (const auto& slice : optimizer.parts()[0]->slices()) {
+    for (const auto& slice : optimizer.flat_groups()[0]->slices()) {
       state += slice.values.numel();
     }
     int64_t all = 0;

@@ -143,7 +143,7 @@ TEST(StepInBackward, NoGradientIsLeftAndStepHasNothingToSend) {
     loss_of(parallel.forward(input(group.rank(), 0))).backward();
     optimizer.step();
     loss_of(parallel.forward(input(group.rank(), 1))).backward();
-    TORCH_CHECK(optimizer.parts()[0]->gradients().memory().empty(), "gradients are left");
+    TORCH_CHECK(optimizer.flat_groups()[0]->gradients().memory().empty(), "gradients are left");
     const auto before = group.traffic().sent_bytes;
     optimizer.step();
     TORCH_CHECK(group.traffic().sent_bytes == before, "step() has sent something");

@@ -67,7 +67,7 @@ def train(model, optimizer, rank, steps=STEPS):
 def sharded():
     model = Model().to(device())
     optimizer = OSS(model.parameters(), torch.optim.AdamW, bucket_bytes=600, overlap_gather=True, **OPTIONS)
-    assert optimizer.overlap_gather and optimizer.parts[0].buckets > 10
+    assert optimizer.overlap_gather and optimizer.sharded_step.flat_groups[0].buckets > 10
     return model, optimizer, ShardedDataParallel(model, optimizer)
 
 

@@ -109,9 +109,9 @@ def _bad_input(rank, world_size):
     ):
         ShardedDataParallel(nn.Linear(3 + rank, 2).to(device()))
     model = mlp()
-    OSS(model[0].parameters(), torch.optim.SGD, lr=0.1)
+    optimizer = OSS(model[0].parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(RuntimeError, match=r"'2\.weight' requires a gradient, but is in no OSS"):
-        ShardedDataParallel(model)(inputs(rank, 0))
+        ShardedDataParallel(model, optimizer)(inputs(rank, 0))
     with pytest.raises(ValueError, match="ReLU has no parameters"):
         ShardedDataParallel(nn.ReLU())
     with pytest.raises(ValueError, match="'sideways'"):

@@ -1,6 +1,6 @@
 // Who owns what: every element exactly once, evenly, at aligned places.
 #include "support/expect_error.h"
-#include <fairshard/shard/plan.h>
+#include <fairshard/shard/layout.h>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -21,8 +21,8 @@ class PlanRanks : public testing::TestWithParam<int> {};
 TEST_P(PlanRanks, EveryElementHasOneOwnerAndSharesAreEven) {
   const int ranks = GetParam();
   const std::vector<int64_t> sizes{1000, 3, 70000, 1, 1, 12345, 16, 40000};
-  const ShardPlan plan(parameters(sizes), ranks,
-                       PlanOptions().bucket_bytes(1 << 17).first_bucket_bytes(1 << 12));
+  const ShardLayout plan(parameters(sizes), ranks,
+                       LayoutOptions().bucket_bytes(1 << 17).first_bucket_bytes(1 << 12));
   std::vector<std::vector<int>> owners(sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
     owners[i].resize(sizes[i]);
@@ -53,8 +53,8 @@ TEST_P(PlanRanks, EveryElementHasOneOwnerAndSharesAreEven) {
 INSTANTIATE_TEST_SUITE_P(, PlanRanks, testing::Values(1, 2, 3, 8, 64));
 
 TEST(Plan, BucketsFollowBackwardAndTheFirstIsSmall) {
-  const ShardPlan plan(parameters({100, 100, 100, 100, 100, 100}), 2,
-                       PlanOptions().bucket_bytes(1000).first_bucket_bytes(400));
+  const ShardLayout plan(parameters({100, 100, 100, 100, 100, 100}), 2,
+                       LayoutOptions().bucket_bytes(1000).first_bucket_bytes(400));
   ASSERT_EQ(plan.buckets().size(), 4u);
   EXPECT_EQ(plan.bucket_of(5), 0u);
   EXPECT_EQ(plan.bucket_of(4), 1u);
@@ -64,8 +64,8 @@ TEST(Plan, BucketsFollowBackwardAndTheFirstIsSmall) {
 
 TEST(Plan, TheFirstBucketTakesWhatItNeedsToReachItsSizeButNoMoreThanOthers) {
   const auto first = [](int64_t reach) {
-    const ShardPlan plan(parameters({100, 200, 10, 10}), 2,
-                         PlanOptions().bucket_bytes(1000).first_bucket_bytes(reach));
+    const ShardLayout plan(parameters({100, 200, 10, 10}), 2,
+                         LayoutOptions().bucket_bytes(1000).first_bucket_bytes(reach));
     return plan.buckets()[0].slots.size();
   };
   EXPECT_EQ(first(80), 2u);
@@ -78,20 +78,20 @@ TEST(Plan, KindsAreKeptApart) {
   list[1].tensor = at::zeros({10}, at::kBFloat16).requires_grad_();
   list[2].tensor.requires_grad_(false);
   list[3].group = 1;
-  const ShardPlan plan(list, 2);
+  const ShardLayout plan(list, 2);
   EXPECT_EQ(plan.buckets().size(), 4u);
   EXPECT_EQ(plan.bucket_of(0), plan.bucket_of(4));
 }
 
 TEST(Plan, WithoutBucketsEveryParameterHasItsOwn) {
-  const ShardPlan plan(parameters({10, 20, 30}), 2, PlanOptions().bucket_bytes(0));
+  const ShardLayout plan(parameters({10, 20, 30}), 2, LayoutOptions().bucket_bytes(0));
   EXPECT_EQ(plan.buckets().size(), 3u);
 }
 
 TEST(Plan, WholeTensorsAreBalancedBySize) {
   const std::vector<int64_t> sizes{1000, 3, 700, 1, 500, 200, 16, 400};
-  const ShardPlan plan(parameters(sizes), 3,
-                       PlanOptions().partition(Partition::kTensor).bucket_bytes(3000));
+  const ShardLayout plan(parameters(sizes), 3,
+                       LayoutOptions().partition(Partition::kTensor).bucket_bytes(3000));
   std::vector<int> owners(sizes.size(), -1);
   std::vector<int64_t> owned(3);
   for (int rank = 0; rank < 3; ++rank) {
@@ -112,8 +112,8 @@ TEST(Plan, WholeTensorsAreBalancedBySize) {
 }
 
 TEST(Plan, BucketsFollowAGivenOrder) {
-  const ShardPlan plan(parameters({100, 100, 100, 100}), 2,
-                       PlanOptions().bucket_bytes(800).first_bucket_bytes(800), {2, 0, 3, 1});
+  const ShardLayout plan(parameters({100, 100, 100, 100}), 2,
+                       LayoutOptions().bucket_bytes(800).first_bucket_bytes(800), {2, 0, 3, 1});
   EXPECT_EQ(plan.bucket_of(2), 0u);
   EXPECT_EQ(plan.bucket_of(0), 0u);
   EXPECT_EQ(plan.bucket_of(3), 1u);
@@ -121,7 +121,7 @@ TEST(Plan, BucketsFollowAGivenOrder) {
 }
 
 TEST(Plan, ANegativeSizeIsRefused) {
-  test::expect_error([] { ShardPlan(parameters({1}), 1, PlanOptions().bucket_bytes(-1)); },
+  test::expect_error([] { ShardLayout(parameters({1}), 1, LayoutOptions().bucket_bytes(-1)); },
                      {"bucket_bytes", "-1"});
 }
 

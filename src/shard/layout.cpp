@@ -1,4 +1,4 @@
-#include <fairshard/shard/plan.h>
+#include <fairshard/shard/layout.h>
 
 #include <c10/util/Exception.h>
 
@@ -34,14 +34,15 @@ std::vector<size_t> last_first(size_t count) {
 /// See Note [Size of buckets] in plan.h.
 int64_t fitting_bucket_bytes(const std::vector<Parameter>& parameters, int ranks,
                              bool least_memory) {
-  constexpr int64_t kMost = int64_t{25} << 20;
+  const bool is_on_host = parameters.empty() || !parameters[0].tensor.is_cuda();
+  const int64_t most = int64_t{is_on_host || least_memory ? 25 : 128} << 20;
   const int64_t buckets = least_memory ? 16 : 8;
   const int64_t least = least_memory ? int64_t{1} << 20 : ranks * (int64_t{4} << 20);
   int64_t bytes = 0;
   for (const Parameter& parameter : parameters) {
     bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
-  return std::min(std::max(bytes / buckets, least), kMost);
+  return std::min(std::max(bytes / buckets, least), most);
 }
 
 /// Parameters for each bucket.
@@ -91,8 +92,8 @@ std::vector<int> balance(const std::vector<Parameter>& parameters, int ranks) {
 
 }  // namespace
 
-ShardPlan::ShardPlan(const std::vector<Parameter>& parameters, int ranks,
-                     const PlanOptions& options, std::vector<size_t> order)
+ShardLayout::ShardLayout(const std::vector<Parameter>& parameters, int ranks,
+                     const LayoutOptions& options, std::vector<size_t> order)
     : ranks_(ranks),
       order_(order.empty() ? last_first(parameters.size()) : std::move(order)),
       places_(parameters.size()) {
@@ -106,7 +107,7 @@ ShardPlan::ShardPlan(const std::vector<Parameter>& parameters, int ranks,
       std::stable_sort(members.begin(), members.end(),
                        [&](size_t a, size_t b) { return owners[a] < owners[b]; });
     }
-    Bucket bucket{parameters[members.front()].tensor.device(), {}, {}};
+    Bucket bucket;
     int64_t end = 0;
     for (const size_t i : members) {
       if (!is_even) {
@@ -127,17 +128,24 @@ ShardPlan::ShardPlan(const std::vector<Parameter>& parameters, int ranks,
   }
 }
 
-std::vector<Piece> ShardPlan::pieces(int rank) const {
+std::vector<Piece> ShardLayout::pieces(int rank) const {
   std::vector<Piece> result;
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    const int64_t begin = buckets_[b].bounds[rank];
-    const int64_t end = buckets_[b].bounds[rank + 1];
-    for (const Slot& slot : buckets_[b].slots) {
-      const int64_t from = std::max(slot.offset, begin);
-      const int64_t to = std::min(slot.offset + slot.numel, end);
-      if (from < to) {
-        result.push_back({b, slot.parameter, from - slot.offset, to - slot.offset, from - begin});
-      }
+    const auto some = pieces(rank, b);
+    result.insert(result.end(), some.begin(), some.end());
+  }
+  return result;
+}
+
+std::vector<Piece> ShardLayout::pieces(int rank, size_t bucket) const {
+  std::vector<Piece> result;
+  const int64_t begin = buckets_[bucket].bounds[rank];
+  const int64_t end = buckets_[bucket].bounds[rank + 1];
+  for (const Slot& slot : buckets_[bucket].slots) {
+    const int64_t from = std::max(slot.offset, begin);
+    const int64_t to = std::min(slot.offset + slot.numel, end);
+    if (from < to) {
+      result.push_back({bucket, slot.parameter, from - slot.offset, to - slot.offset, from - begin});
     }
   }
   return result;

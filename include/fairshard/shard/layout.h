@@ -1,6 +1,7 @@
 #pragma once
-// shard/ divides parameters among ranks. A ShardPlan says who owns what; FlatParameters holds the
-// values in the plan's order; GradReducer brings every rank the gradients of what it owns.
+// shard/ partitions parameters across ranks. A ShardLayout says who owns what; a FlatGroup has the
+// values in that layout; a GradReducer brings every rank the gradients of what it owns; a
+// ShardedStep steps them; a DataParallelEngine drives all of it for a model.
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -16,7 +17,7 @@ namespace fairshard::shard {
 struct Parameter {
   std::string name;
   at::Tensor tensor;
-  /// Parameters of different groups (of an optimizer's options) are kept in different buckets.
+  /// Its parameter group in the optimizer. Different groups have different buckets.
   int64_t group = 0;
 };
 
@@ -28,8 +29,8 @@ enum class Partition {
   kTensor,
 };
 
-/// What a ShardPlan is made with.
-struct PlanOptions {
+/// Options of a ShardLayout.
+struct LayoutOptions {
   // Behaviour
   /// Whether ranks share parameters.
   TORCH_ARG(Partition, partition) = Partition::kEven;
@@ -46,9 +47,10 @@ struct PlanOptions {
 
 /// Note [Size of buckets]: a few buckets are in memory at a time, beside a rank's own share of the
 /// gradients, so they are to be small against the model; but messages are to be long against their
-/// latency. Unless told otherwise, a bucket is an eighth of the model, with at least 4 MiB for each
-/// rank and at most 25 MiB; for the least memory, a sixteenth, with at least 1 MiB. Where a rank
-/// has all gradients anyway, small buckets would save nothing.
+/// latency, and on a GPU every bucket costs the host some launches. By default a bucket is an
+/// eighth of the model, with at least 4 MiB for each rank and at most 25 MiB (128 on a GPU); for
+/// the least memory, a sixteenth, with at least 1 and at most 25 MiB. Where a rank has all gradients
+/// anyway, small buckets would save nothing.
 
 /// Where a parameter lies in its bucket, in elements.
 struct Slot {
@@ -60,7 +62,6 @@ struct Slot {
 /// Parameters that are communicated together, laid out one after another. Rank r owns the elements
 /// from bounds[r] to bounds[r + 1].
 struct Bucket {
-  at::Device device;
   std::vector<Slot> slots;
   std::vector<int64_t> bounds;
 
@@ -82,20 +83,22 @@ struct Piece {
 /// Divides parameters among ranks: buckets of one dtype, device, group and kind (trainable or
 /// frozen), filled in the order in which gradients arrive. Parameters and ranges start at multiples
 /// of 64 bytes: kernels keep their speed, and their results stay bit for bit those of separately
-/// allocated tensors. The same on all ranks for the same parameters and order. Local.
-class ShardPlan {
+/// allocated tensors. The same on all ranks for the same parameters and order. Immutable: another
+/// order of gradients makes another layout.
+class ShardLayout {
  public:
   /// `order` lists all parameters as their gradients are expected; without it, the last comes
   /// first.
-  ShardPlan(const std::vector<Parameter>& parameters, int ranks, const PlanOptions& options = {},
+  ShardLayout(const std::vector<Parameter>& parameters, int ranks, const LayoutOptions& options = {},
             std::vector<size_t> order = {});
 
   int ranks() const { return ranks_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// The bucket and the slot in it that hold a parameter.
   size_t bucket_of(size_t parameter) const { return places_[parameter].bucket; }
+  size_t slot_number_of(size_t parameter) const { return places_[parameter].slot; }
   const Slot& slot_of(size_t parameter) const {
-    return buckets_[bucket_of(parameter)].slots[places_[parameter].slot];
+    return buckets_[bucket_of(parameter)].slots[slot_number_of(parameter)];
   }
   /// The order in which the buckets were filled.
   const std::vector<size_t>& order() const { return order_; }
@@ -103,8 +106,9 @@ class ShardPlan {
   int64_t range_length(size_t bucket, int rank) const {
     return buckets_[bucket].bounds[rank + 1] - buckets_[bucket].bounds[rank];
   }
-  /// What a rank owns, in the order of its ranges.
+  /// What a rank owns, of all buckets or of one, in the order of its ranges.
   std::vector<Piece> pieces(int rank) const;
+  std::vector<Piece> pieces(int rank, size_t bucket) const;
 
  private:
   struct Place {

@@ -1,0 +1,313 @@
+#include <fairshard/comm/collectives.h>
+#include <fairshard/shard/agree.h>
+#include <fairshard/shard/clip.h>
+#include <fairshard/shard/sharded_step.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+namespace fairshard::shard {
+namespace {
+
+/// Which step has which parameter. A step keeps its parameters alive, so no address is used twice.
+class Registry {
+ public:
+  static Registry& instance() {
+    static Registry registry;
+    return registry;
+  }
+
+  void add(const at::Tensor& parameter, const std::weak_ptr<ShardedStep>& step) {
+    const std::lock_guard lock(mutex_);
+    steps_[parameter.unsafeGetTensorImpl()] = step;
+    ++version_;
+  }
+
+  void remove(const at::Tensor& parameter) {
+    const std::lock_guard lock(mutex_);
+    const auto found = steps_.find(parameter.unsafeGetTensorImpl());
+    // Another step may have taken it over since.
+    if (found != steps_.end() && found->second.expired()) {
+      steps_.erase(found);
+    }
+    ++version_;
+  }
+
+  int64_t version() const { return version_; }
+
+  std::shared_ptr<ShardedStep> find(const at::Tensor& parameter) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = steps_.find(parameter.unsafeGetTensorImpl());
+    return found == steps_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<int64_t> version_ = 0;
+  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<ShardedStep>> steps_;
+};
+
+/// The same on all ranks. Buckets of frozen parameters are not gathered.
+bool may_step(const FlatGroup& group, size_t bucket) {
+  return group.bucket(bucket).is_trainable() || group.gradients().has(bucket);
+}
+
+}  // namespace
+
+ShardedStep::ShardedStep(comm::Group group, const StepOptions& options, StepCallbacks callbacks)
+    : group_(std::move(group)), options_(options), callbacks_(std::move(callbacks)) {}
+
+ShardedStep::~ShardedStep() {
+  for (const auto& group : flat_groups_) {
+    for (const Parameter& parameter : group->parameters()) {
+      Registry::instance().remove(parameter.tensor);
+    }
+  }
+}
+
+std::shared_ptr<ShardedStep> ShardedStep::of(const at::Tensor& parameter) {
+  return Registry::instance().find(parameter);
+}
+
+int64_t ShardedStep::registry_version() { return Registry::instance().version(); }
+
+void ShardedStep::add(const std::vector<Parameter>& parameters, size_t parameter_groups) {
+  TORCH_CHECK_VALUE(!parameters.empty(), "OSS got no parameters");
+  check_same_parameters(group_, parameters);
+  flat_groups_.push_back(std::make_shared<FlatGroup>(group_, parameters, options_.flat()));
+  first_groups_.push_back(parameter_groups_);
+  parameter_groups_ += parameter_groups;
+  for (const Parameter& parameter : flat_groups_.back()->parameters()) {
+    Registry::instance().add(parameter.tensor, weak_from_this());
+  }
+}
+
+std::vector<std::vector<at::Tensor>> ShardedStep::slices() const {
+  SlicesByGroup result(parameter_groups_);
+  for (size_t i = 0; i < flat_groups_.size(); ++i) {
+    for (const Slice& slice : flat_groups_[i]->slices()) {
+      const auto number = flat_groups_[i]->parameters()[slice.piece.parameter].group;
+      result[first_groups_[i] + static_cast<size_t>(number)].push_back(slice.values);
+    }
+  }
+  return result;
+}
+
+int ShardedStep::layout_version() const {
+  int version = static_cast<int>(flat_groups_.size());
+  for (const auto& group : flat_groups_) {
+    version += group->layout_version();
+  }
+  return version;
+}
+
+void ShardedStep::run() {
+  const at::NoGradGuard no_grad;
+  announce();
+  TORCH_CHECK(
+      scaled_by() == 0,
+      "the gradients are those of a scaled loss, and still scaled: call scaler.step(optimizer) "
+      "instead of optimizer.step()");
+  if (options_.flat().step_in_backward()) {
+    run_rest_of_backward();
+  } else {
+    run_at_once();
+  }
+  for (const auto& group : flat_groups_) {
+    group->gradients().mark_used();
+  }
+  if (!options_.overlap_gather()) {
+    wait_for_parameters();
+  }
+}
+
+void ShardedStep::run_at_once() {
+  std::vector<std::pair<FlatGroup*, const Slice*>> all;
+  for (const auto& group : flat_groups_) {
+    group->update_masters();
+    for (const Slice& slice : group->slices()) {
+      all.emplace_back(group.get(), &slice);
+    }
+  }
+  step_slices(all);
+  for (const auto& group : flat_groups_) {
+    // The last buckets hold the first layers, which the next forward needs first.
+    for (size_t b = group->layout().buckets().size(); b-- > 0;) {
+      if (may_step(*group, b)) {
+        group->publish(b);
+      }
+    }
+  }
+}
+
+/// Backward has done it, but for the first time and where there is no reducer.
+void ShardedStep::run_rest_of_backward() {
+  if (!std::exchange(has_run_in_backward_, false)) {
+    for (const auto& group : flat_groups_) {
+      group->update_masters();
+      for (size_t b = group->layout().buckets().size(); b-- > 0;) {
+        if (may_step(*group, b)) {
+          run_bucket(*group, b);
+        }
+      }
+    }
+    has_run_in_backward_ = false;
+  }
+}
+
+void ShardedStep::run_bucket(FlatGroup& group, size_t bucket) {
+  const at::NoGradGuard no_grad;
+  group.wait_for_bucket(bucket);
+  std::vector<std::pair<FlatGroup*, const Slice*>> some;
+  for (const Slice& slice : group.slices()) {
+    if (slice.piece.bucket == bucket) {
+      some.emplace_back(&group, &slice);
+    }
+  }
+  step_slices(some);
+  has_run_in_backward_ = true;
+  group.gradients().drop(bucket);
+  group.publish(bucket);
+}
+
+/// Hands out the gradients and has the optimizer step.
+void ShardedStep::step_slices(const std::vector<std::pair<FlatGroup*, const Slice*>>& slices) {
+  SlicesByGroup by_group(parameter_groups_);
+  size_t flat_group = 0;
+  for (const auto& [group, slice] : slices) {
+    while (flat_groups_[flat_group].get() != group) {
+      ++flat_group;
+    }
+    const auto number = group->parameters()[slice->piece.parameter].group;
+    slice->values.mutable_grad() = group->gradients().of(*slice);
+    by_group[first_groups_[flat_group] + static_cast<size_t>(number)].push_back(slice->values);
+  }
+  const auto drop = c10::make_scope_exit([&] {
+    for (const auto& [group, slice] : slices) {
+      slice->values.mutable_grad() = at::Tensor();
+    }
+  });
+  callbacks_.step_slices(by_group);
+  freeze_layout();
+}
+
+void ShardedStep::check_can_run_in_backward() const {
+  TORCH_CHECK(!join_, "step_in_backward cannot be used within join()");
+  TORCH_CHECK(!has_run_in_backward_,
+              "with step_in_backward the last backward has stepped already: call the optimizer's "
+              "step() after it, or let gradients add up within no_sync()");
+}
+
+at::Tensor ShardedStep::clip(double max_norm, double norm_type,
+                             const std::function<bool(const at::Tensor&)>& selects) {
+  TORCH_CHECK(!options_.flat().step_in_backward(),
+              "gradients cannot be clipped with step_in_backward, which drops them one by one");
+  if (join_) {
+    TORCH_CHECK(!selects, "gradients of some parameters cannot be clipped within join()");
+    join_->announce(Join::Action::kClip, {static_cast<double>(join_number_), max_norm, norm_type});
+  }
+  return clip_gradients(flat_groups_, max_norm, norm_type, selects);
+}
+
+void ShardedStep::wait_for_parameters() {
+  for (const auto& group : flat_groups_) {
+    group->wait_for_values();
+  }
+}
+
+void ShardedStep::clear_gradients() {
+  for (const auto& group : flat_groups_) {
+    group->gradients().clear();
+  }
+}
+
+std::vector<at::Tensor> ShardedStep::gradient_memory() const {
+  std::vector<at::Tensor> result;
+  for (const auto& group : flat_groups_) {
+    const auto memory = group->gradients().memory();
+    result.insert(result.end(), memory.begin(), memory.end());
+  }
+  return result;
+}
+
+int64_t ShardedStep::scaled_by() const {
+  for (const auto& group : flat_groups_) {
+    if (group->gradients().scaled_by() != 0) {
+      return group->gradients().scaled_by();
+    }
+  }
+  return 0;
+}
+
+void ShardedStep::set_scaled_by(int64_t scaler) {
+  for (const auto& group : flat_groups_) {
+    group->gradients().set_scaled_by(scaler);
+  }
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> ShardedStep::gradients_to_compare() const {
+  TORCH_CHECK(!join_,
+              "gradients of ranks cannot be compared (AdaScale) within join(), where ranks may "
+              "have none");
+  TORCH_CHECK(!options_.flat().step_in_backward(),
+              "gradients of ranks cannot be compared (AdaScale) with step_in_backward, which "
+              "drops them one by one");
+  std::vector<std::pair<at::Tensor, at::Tensor>> result;
+  for (const auto& group : flat_groups_) {
+    TORCH_CHECK(!group->gradients().await_reduction(),
+                "gradients cannot be compared (AdaScale) before they are reduced: the last "
+                "backward of a step must not be within no_sync()");
+    for (const Slice& slice : group->slices()) {
+      if (const at::Tensor gradient = group->gradients().of(slice); gradient.defined()) {
+        result.emplace_back(group->parameters()[slice.piece.parameter].tensor, gradient);
+      }
+    }
+  }
+  return result;
+}
+
+void ShardedStep::freeze_layout() {
+  for (const auto& group : flat_groups_) {
+    group->freeze_layout();
+  }
+}
+
+// Ranks that have run out of inputs.
+
+void ShardedStep::set_join(std::shared_ptr<Join> join, int number) {
+  join_ = std::move(join);
+  join_number_ = number;
+}
+
+void ShardedStep::announce() {
+  if (join_) {
+    const auto said =
+        join_->announce(Join::Action::kStep, {static_cast<double>(join_number_), 0, 0});
+    share_numbers(said.leader);
+  }
+}
+
+/// A rank that has joined no longer runs its scheduler.
+void ShardedStep::share_numbers(int leader) {
+  const auto own = callbacks_.numbers();
+  const at::Tensor numbers = at::tensor(own, at::kDouble);
+  comm::broadcast(group_, numbers, leader, "options of the optimizer").wait();
+  const auto* const values = numbers.const_data_ptr<double>();
+  callbacks_.set_numbers({values, values + own.size()});
+}
+
+void ShardedStep::follow(const Join::Announcement& said) {
+  if (said.action == Join::Action::kClip) {
+    clip(said.details[1], said.details[2]);
+  } else {
+    run();
+  }
+}
+
+}  // namespace fairshard::shard
