@@ -15,7 +15,7 @@ CALLS = {
     "parameters": lambda model: CLIP(model.parameters(), 0.05),
     "list": lambda model: CLIP(list(model.parameters()), 0.05),
     "some": lambda model: CLIP([p for p in model.parameters() if p.ndim > 1], 0.05),
-    "one": lambda model: CLIP(next(iter(model.parameters())), 0.05),
+    "one": lambda model: CLIP(next(iter(model.parameters())), 0.001),
     "largest": lambda model: CLIP(model.parameters(), 0.01, norm_type=math.inf),
     "first power": lambda model: CLIP(model.parameters(), 0.5, norm_type=1.0),
     "one by one": lambda model: CLIP(model.parameters(), 0.05, foreach=False),

@@ -1,6 +1,7 @@
 """Files of other libraries: safetensors, huggingface_hub and Accelerate save and load a wrapped model."""
 
 import logging
+import os
 
 import pytest
 import torch
@@ -54,6 +55,7 @@ def test_safetensors_saves_and_loads_the_model(run_ranks, mode, tmp_path):
 
 def _hub(rank, world_size, mode, folder):
     (parallel, _), (plain, _) = trained(rank, mode)
+    os.mkdir(f"{folder}/{rank}")
     save_torch_model(parallel.module, f"{folder}/{rank}")
     fresh = mlp(seed=1)
     load_torch_model(fresh, f"{folder}/{rank}")

@@ -32,6 +32,7 @@ def evaluate_alone(parallel, rank):
 
 
 def _alone(rank, world_size, mode, kind):
+    """With buffers, DDP itself would wait here: it broadcasts them before every forward."""
     plain, ours = MODELS[kind](), MODELS[kind]()
     train(*ddp(plain, lr=0.1), rank)
     with limited(30):
