@@ -1,6 +1,7 @@
 """Ranks as real processes over any backend, for tests: no port, loopback only, errors come back."""
 
 import datetime
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -55,6 +56,7 @@ def device() -> torch.device:
 def _run_rank(
     rank: int, backend: str, world_size: int, folder: str, function: Callable[..., object], arguments: tuple
 ) -> None:
+    gc.freeze()  # the garbage collector would walk, and copy, half a second's worth of what the server has imported
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     if backend == "nccl":

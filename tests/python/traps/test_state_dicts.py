@@ -1,0 +1,150 @@
+"""State dicts of models within models, and of optimizers, as torch and torch.distributed.checkpoint handle them."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed.checkpoint.state_dict as dcp
+from torch import nn
+
+from fairshard.experimental.nn import OffloadModel
+from support.models import mlp
+from support.parallel import SHARDED, assert_same, ddp, said, sharded, train
+from support.ranks import device
+
+ADAMW = torch.optim.AdamW
+
+
+class Parent(nn.Module):
+    """A model of which one part is wrapped."""
+
+    def __init__(self, part):
+        super().__init__()
+        torch.manual_seed(9)
+        self.net = part
+        self.head = nn.Linear(5, 2).to(device())
+
+
+def check_round_trip(make_part, what):
+    parent = Parent(make_part(0))
+    expected = {name: value.clone() for name, value in Parent(mlp(0)).state_dict().items()}
+    state = {name: value.detach().clone() for name, value in parent.state_dict().items()}
+    assert state.keys() == expected.keys(), f"{what}: names of the module itself, as the wrapper alone has them"
+    for is_strict in (True, False):
+        other = Parent(make_part(1))
+        missing = other.load_state_dict(state, strict=is_strict)
+        assert not missing.missing_keys and not missing.unexpected_keys, what
+        for name, value in other.state_dict().items():
+            torch.testing.assert_close(value.detach(), expected[name], rtol=0, atol=0, msg=f"{what}: {name}")
+    parent.load_state_dict(Parent(mlp(0)).state_dict())  # a plain model's
+    Parent(mlp(1)).load_state_dict(state)  # and into one
+    nested = nn.ModuleList([nn.ModuleDict({"a": make_part(1)})])
+    nested.load_state_dict(nested.state_dict())
+
+
+def _child(rank, world_size, mode):
+    check_round_trip(lambda seed: sharded(mlp(seed), mode, lr=0.1)[0], mode)
+
+
+@pytest.mark.parametrize("mode", ["replicated", "gradients", "release_parameters+overlap_gather"])
+def test_a_wrapper_within_a_module_loads_its_own_state(run_ranks, mode):
+    run_ranks(2, _child, mode)
+
+
+def test_an_offload_model_within_a_module_loads_its_own_state():
+    check_round_trip(lambda seed: OffloadModel(mlp(seed), "cpu", num_slices=2), "OffloadModel")
+
+
+def trained(rank, mode="gradients"):
+    plain, ours = mlp(), mlp()
+    theirs = ddp(plain, ADAMW, lr=1e-2)
+    wrapped = sharded(ours, mode, ADAMW, lr=1e-2)
+    train(*theirs, rank)
+    train(*wrapped, rank)
+    return wrapped, theirs
+
+
+def with_ids(state, ids):
+    """The same with other ids; torch goes by their places in the groups."""
+    ids = iter(ids)
+    named = {number: next(ids) for group in state["param_groups"] for number in group["params"]}
+    groups = [{**group, "params": [named[n] for n in group["params"]]} for group in state["param_groups"]]
+    return {"state": {named[n]: value for n, value in state["state"].items()}, "param_groups": groups}
+
+
+IDS = {
+    "shifted": range(10, 16),
+    "reversed": range(5, -1, -1),
+    "names": [name for name, _ in mlp().named_parameters()],
+}
+
+
+def _ids(rank, world_size, kind):
+    _, (plain, plain_optimizer) = trained(rank)
+    state = with_ids(copy.deepcopy(plain_optimizer.state_dict()), IDS[kind])
+    parallel, optimizer = sharded(copy.deepcopy(plain.module), "gradients", ADAMW, lr=1e-2)
+    optimizer.load_state_dict(state)
+    train(plain, plain_optimizer, rank, steps=range(3, 6))
+    train(parallel, optimizer, rank, steps=range(3, 6))
+    assert_same(parallel, plain, kind)
+
+
+@pytest.mark.parametrize("kind", IDS)
+def test_state_is_found_by_its_place_in_the_groups(run_ranks, kind):
+    run_ranks(2, _ids, kind)
+
+
+def _before_the_first_step(rank, world_size, mode):
+    plain = ADAMW(mlp().parameters(), lr=1e-2)
+    _, optimizer = sharded(mlp(), mode, ADAMW, lr=1e-2)
+    assert optimizer.state_dict() == plain.state_dict()
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("mode", SHARDED)
+def test_there_is_a_state_dict_before_the_first_step(run_ranks, mode):
+    run_ranks(2, _before_the_first_step, mode)
+
+
+def flat(state):
+    """Optimizer state by parameter and key."""
+    return {(name, key): value for name, values in state["state"].items() for key, value in values.items()}
+
+
+def _distributed_checkpoint(rank, world_size, mode, is_consolidated):
+    """Asking for the state changes nothing, and gives what it gives for DDP and torch's optimizer."""
+    (parallel, optimizer), (plain, plain_optimizer) = trained(rank, mode)
+    expected_model, expected = dcp.get_state_dict(plain, plain_optimizer)
+    if is_consolidated:
+        optimizer.consolidate_state_dict(-1)
+    found = []
+    reason = said(lambda: found.extend(dcp.get_state_dict(parallel, optimizer)), "consolidate_state_dict")
+    assert not is_consolidated or reason is None
+    train(plain, plain_optimizer, rank, steps=range(3, 6))
+    train(parallel, optimizer, rank, steps=range(3, 6))
+    assert_same(parallel, plain, "asking for the state has changed training")
+    if reason is None:
+        assert found[0].keys() == expected_model.keys()
+        assert found[1]["state"].keys() == expected["state"].keys()
+        torch.testing.assert_close(flat(found[1]), flat(expected), rtol=0, atol=0, check_device=False)
+
+
+@pytest.mark.parametrize("mode", ["gradients", "optimizer", "overlap_gather", "release_parameters+overlap_gather"])
+@pytest.mark.parametrize("is_consolidated", [True, False], ids=["consolidated", "spread"])
+def test_distributed_checkpoint_gets_the_state(run_ranks, mode, is_consolidated):
+    run_ranks(2, _distributed_checkpoint, mode, is_consolidated)
+
+
+def _set_state(rank, world_size):
+    _, (plain, plain_optimizer) = trained(rank)
+    model_state, optimizer_state = dcp.get_state_dict(plain, plain_optimizer)
+    model_state, optimizer_state = copy.deepcopy(model_state), copy.deepcopy(optimizer_state)
+    parallel, optimizer = sharded(mlp(seed=1), "gradients", ADAMW, lr=1e-2)
+    dcp.set_state_dict(parallel, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    train(plain, plain_optimizer, rank, steps=range(3, 6))
+    train(parallel, optimizer, rank, steps=range(3, 6))
+    assert_same(parallel, plain)
+
+
+def test_distributed_checkpoint_sets_the_state(run_ranks):
+    run_ranks(2, _set_state)
