@@ -6,6 +6,9 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace fairshard::shard {
 
 GradientShards::GradientShards(std::shared_ptr<const ShardLayout> layout, int rank,
@@ -76,6 +79,10 @@ std::vector<at::Tensor> GradientShards::memory() const {
     }
   }
   return result;
+}
+
+bool GradientShards::has_unused() const {
+  return !is_used_ && std::find(is_filled_.begin(), is_filled_.end(), true) != is_filled_.end();
 }
 
 void GradientShards::clear() {

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
@@ -213,6 +214,27 @@ at::Tensor ShardedStep::clip(double max_norm, double norm_type,
     join_->announce(Join::Action::kClip, {static_cast<double>(join_number_), max_norm, norm_type});
   }
   return clip_gradients(flat_groups_, max_norm, norm_type, selects);
+}
+
+void ShardedStep::clip_values(double most) {
+  TORCH_CHECK_VALUE(most >= 0, "clip_value is ", most, ", but must not be negative");
+  TORCH_CHECK(!options_.flat().step_in_backward(),
+              "gradients cannot be clipped with step_in_backward, which drops them one by one");
+  TORCH_CHECK(!join_, "gradients cannot be clipped by value within join()");
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& gradient : gradient_memory()) {
+    gradient.clamp_(-most, most);
+  }
+}
+
+bool ShardedStep::awaits_reduction() const {
+  return std::any_of(flat_groups_.begin(), flat_groups_.end(),
+                     [](const auto& group) { return group->gradients().await_reduction(); });
+}
+
+bool ShardedStep::has_unused_gradients() const {
+  return std::any_of(flat_groups_.begin(), flat_groups_.end(),
+                     [](const auto& group) { return group->gradients().has_unused(); });
 }
 
 void ShardedStep::wait_for_parameters() {

@@ -95,6 +95,11 @@ class OssBase : public torch::optim::Optimizer {
   /// param_groups().
   virtual void step_base() = 0;
 
+  /// What is said of a step after no_sync().
+  static constexpr const char* kNotReduced =
+      "step() after a backward within no_sync(): its gradients are those of each rank alone, and "
+      "ranks drift apart. Let the last backward before a step be outside of no_sync()";
+
  private:
   std::shared_ptr<shard::ShardedStep> sharded_step_;
   int seen_version_ = 0;
@@ -146,6 +151,9 @@ class OSS : public OssBase {
     if (closure) {
       const at::AutoGradMode grad(true);
       loss = closure();
+    }
+    if (sharded_step().awaits_reduction()) {
+      TORCH_WARN(kNotReduced);
     }
     sharded_step().run();
     return loss;

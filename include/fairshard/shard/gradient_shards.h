@@ -50,6 +50,8 @@ class GradientShards {
   std::vector<at::Tensor> memory() const;
   /// Says that a step has used them: the next backward begins anew instead of adding.
   void mark_used() { is_used_ = true; }
+  /// Whether there are gradients that no step has used.
+  bool has_unused() const;
   /// Forgets all; what zero_grad means for it.
   void clear();
   /// Forgets a bucket's, and frees their memory.

@@ -72,8 +72,15 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   /// Scales all gradients over all ranks to a norm of at most `max_norm`; see clip_gradients().
   at::Tensor clip(double max_norm, double norm_type,
                   const std::function<bool(const at::Tensor& parameter)>& selects = nullptr);
+  /// Brings every element of the gradients into [-most, most]. Local, as all ranks do the same.
+  void clip_values(double most);
   /// Returns when all parameters are in place. Collective if they are resharded.
   void wait_for_parameters();
+  /// Whether a backward within no_sync() has left gradients that nobody has reduced: a step would
+  /// have ranks drift apart.
+  bool awaits_reduction() const;
+  /// Whether there are reduced gradients that no step has used.
+  bool has_unused_gradients() const;
   /// Forgets reduced gradients, beside .grad. Local.
   void clear_gradients();
   /// All memory of this rank that has gradients.

@@ -89,14 +89,17 @@ def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
                     like = {index: parameters[index] for index in found if kinds.get((index, key)) == dtype}
                     for index, value in _assemble(part.bounds(bucket), bucket, pieces, gathered, like).items():
                         whole[numbers[parameters[index]]][key] = value
-    if not is_recipient:
-        return None
+    return {**without_state(oss), "state": dict(sorted(whole.items()))} if is_recipient else None
+
+
+def without_state(oss: "OSS") -> dict:
+    """What every rank has of it: the options."""
     groups, first = [], 0
     for group in oss.param_groups:
         indices = list(range(first, first + len(group["params"])))
         groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
         first += len(indices)
-    return {"state": dict(sorted(whole.items())), "param_groups": copy.deepcopy(groups)}
+    return {"state": {}, "param_groups": copy.deepcopy(groups)}
 
 
 def _exchange(group: comm.Group, value: Any) -> list:

@@ -1,11 +1,13 @@
 """OSS: any torch optimizer, with its state sharded over ranks."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fairshard import comm
 from fairshard._core import shard as _shard
@@ -173,6 +175,12 @@ class OSS(torch.optim.Optimizer):
             return loss
         if kwargs and self._step_in_backward:
             raise TypeError(f"OSS: step() cannot hand {', '.join(kwargs)} to steps that are taken in backward")
+        if self._sharded_step.awaits_reduction:
+            warnings.warn(
+                "OSS: step() after a backward within no_sync(): its gradients are those of each rank alone, and ranks "
+                "drift apart. Let the last backward before a step be outside of no_sync()",
+                stacklevel=3,
+            )
         self._step_arguments = kwargs
         try:
             self._sharded_step.run()
@@ -231,6 +239,10 @@ class OSS(torch.optim.Optimizer):
             selected = list(filter_params_fn([p for group in self.param_groups for p in group["params"]]))
         return self._sharded_step.clip(float(max_norm), float(norm_type), selected)
 
+    def clip_grad_value(self, clip_value: float) -> None:
+        """Brings every element of the gradients into the range from ``-clip_value`` to ``clip_value``."""
+        self._sharded_step.clip_values(float(clip_value))
+
     def consolidate_state_dict(self, recipient_rank: int = 0) -> None:
         """Brings the state of all ranks together for ``state_dict()`` on one rank (-1: on all)."""
         self.wait_for_parameters()
@@ -248,6 +260,8 @@ class OSS(torch.optim.Optimizer):
         """
         if all_ranks:
             self.consolidate_state_dict(-1)
+        if self._consolidated is None and not self._base.state:
+            return _state.without_state(self)  # before the first step there is nothing to bring together
         if self._consolidated is None:
             raise RuntimeError(
                 "the optimizer's state is spread over the ranks: call consolidate_state_dict() on all of them first, "
@@ -317,6 +331,21 @@ class OSS(torch.optim.Optimizer):
 
     def _groups_from_base(self) -> None:
         _copy_options(self._base.param_groups, self.param_groups)
+
+
+def _refuse_step_of_others(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Says that another optimizer than the OSS was stepped, for which there are no gradients."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"][:1]:
+            step = _shard.ShardedStep.of(parameter)
+            if step is not None and parameter.grad is None and step.has_unused_gradients:
+                raise RuntimeError(
+                    f"{type(optimizer).__name__}.step() was called on parameters of an OSS, which has their gradients: "
+                    "call the OSS's step() instead, or delete the OSS before the forward"
+                )
+
+
+register_optimizer_step_post_hook(_refuse_step_of_others)
 
 
 def _weak(method: Callable, owner: Any = None) -> Callable:

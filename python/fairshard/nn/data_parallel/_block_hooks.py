@@ -64,6 +64,7 @@ class BlockHooks:
                 "are no tensors to tell when its backward begins"
             )
 
+    @torch.compiler.disable
     def _before(self, module: nn.Module, _: Any) -> None:
         if not hasattr(self, "_engine"):
             return
@@ -75,6 +76,7 @@ class BlockHooks:
         elif module in self._blocks:
             self._engine.before_block(self._blocks[module])
 
+    @torch.compiler.disable
     def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
         if not hasattr(self, "_engine") or not self._engine.reshards:
             return

@@ -95,6 +95,16 @@ class ShardedDataParallel(nn.Module):
             module.call_after_backward(lambda: (method := reduce()) and method())
         _keep_names_of_module(self)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next(self.module.parameters()).device
+
+    device_type = property(lambda self: self.device.type, doc="Of that, the kind.")
+    is_multi_device_module = property(
+        lambda self: len({p.device for p in self.module.parameters()}) > 1, doc="Whether it is on several devices."
+    )
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         engine = self._engine
@@ -158,7 +168,7 @@ class ShardedDataParallel(nn.Module):
     def to(self, *arguments: Any, **kwargs: Any) -> "ShardedDataParallel":
         """Changes the dtype, at any time. The device must stay what it is: move the module before it is wrapped."""
         device, *_ = torch._C._nn._parse_to(*arguments, **kwargs)
-        current = next(self.module.parameters()).device
+        current = self.device
         if device is not None and (device.type, device.index or 0) != (current.type, current.index or 0):
             raise RuntimeError(
                 f"ShardedDataParallel cannot move from {current} to {device}: the parameters are sharded where they "
