@@ -80,12 +80,12 @@ std::optional<LoadReport> Checkpoint::load(bool strict) {
 
 LoadReport Checkpoint::load_from(const std::string& directory, bool strict) {
   const CheckpointContext context = describe();
-  std::optional<store::Reader> reader;
-  std::optional<store::LoadPlan> plan;
+  std::unique_ptr<store::Reader> reader;
+  std::unique_ptr<store::LoadPlan> plan;
   LoadReport report;
   saver_.together([&] {
-    reader.emplace(directory);
-    plan.emplace(*reader, rank_, ranks_);
+    reader = std::make_unique<store::Reader>(directory);
+    plan = std::make_unique<store::LoadPlan>(*reader, rank_, ranks_);
     for (const auto& [name, part] : parts_) {
       plan->add_part(prefix_ + name);
       part->load(prefix_ + name, context, *plan);

@@ -162,7 +162,7 @@ std::shared_ptr<CheckpointPart> make_part(const at::Tensor& tensor) {
 
 std::string detail::text_of(const Scalar& scalar) { return to_json(scalar).dump(); }
 
-std::shared_ptr<CheckpointPart> detail::make_value_part(ValueAccess access) {
+std::shared_ptr<CheckpointPart> detail::make_value_part(const ValueAccess& access) {
   const auto to_text = [get = access.get, is_vector = access.is_vector] {
     Json items = Json::array();
     for (const Scalar& scalar : get()) {

@@ -44,7 +44,7 @@ struct ValueAccess {
   std::function<void(const std::vector<Scalar>&, const std::string& what)> set;
 };
 
-std::shared_ptr<CheckpointPart> make_value_part(ValueAccess access);
+std::shared_ptr<CheckpointPart> make_value_part(const ValueAccess& access);
 /// How it stands in messages.
 std::string text_of(const Scalar& scalar);
 
@@ -67,13 +67,13 @@ T from_scalar(const Scalar& scalar, const std::string& what) {
   return std::visit(
       [&](const auto& value) -> T {
         using From = std::decay_t<decltype(value)>;
-        constexpr bool is_number = std::is_arithmetic_v<T> && !std::same_as<T, bool>;
-        constexpr bool was_number = std::is_arithmetic_v<From> && !std::same_as<From, bool>;
+        constexpr bool kIsNumber = std::is_arithmetic_v<T> && !std::same_as<T, bool>;
+        constexpr bool kWasNumber = std::is_arithmetic_v<From> && !std::same_as<From, bool>;
         if constexpr (std::same_as<From, T>) {
           return value;
-        } else if constexpr (std::floating_point<T> && was_number) {
+        } else if constexpr (std::floating_point<T> && kWasNumber) {
           return static_cast<T>(value);
-        } else if constexpr (is_number && was_number && std::integral<From>) {
+        } else if constexpr (kIsNumber && kWasNumber && std::integral<From>) {
           TORCH_CHECK_VALUE(std::in_range<T>(value), what, " is ", value, ", which does not fit");
           return static_cast<T>(value);
         } else {
