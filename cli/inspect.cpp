@@ -3,9 +3,12 @@
 #include "folders.h"
 #include "readable.h"
 #include "table.h"
+#include <fairshard/comm/reason.h>
+#include <fairshard/store/directory.h>
 #include <fairshard/store/reader.h>
 
 #include <CLI/CLI.hpp>
+#include <c10/util/Exception.h>
 
 #include <iostream>
 #include <memory>
@@ -33,9 +36,21 @@ std::string ranges(const store::StoredEntry& entry) {
   return text;
 }
 
+/// Why a tensor cannot be read, or nothing.
+std::string fault_of_tensor(store::Reader& reader, const std::string& key) {
+  try {
+    reader.read(key);
+    return "";
+  } catch (const c10::Error& error) {
+    return comm::reason_of(error);
+  }
+}
+
 void inspect(const std::string& directory, bool verify) {
   store::Reader reader(directory);
   const auto& manifest = reader.manifest();
+  const std::string file_fault = store::fault_of(directory);
+  std::string faults = file_fault.empty() ? "" : "\n  " + file_fault;
   std::vector<Row> rows{{"tensor", "dtype", "shape", "size", "rank:elements"}};
   int64_t total = 0;
   for (const auto& [key, entry] : manifest.tensors) {
@@ -44,19 +59,20 @@ void inspect(const std::string& directory, bool verify) {
     total += bytes;
     rows.push_back({key, store::dtype_name(entry.layout.dtype), listed(entry.layout.sizes),
                     readable_bytes(static_cast<double>(bytes)), ranges(entry)});
-    if (verify) {
-      reader.read(key);
-    }
+    const std::string fault = verify ? fault_of_tensor(reader, key) : "";
+    faults += fault.empty() ? "" : "\n  " + fault;
   }
   std::cout << directory << ": step " << manifest.step << ", " << manifest.world_size
             << " rank(s), " << manifest.tensors.size() << " tensors, "
             << readable_bytes(static_cast<double>(total))
-            << (verify ? ", all checksums are good" : "") << "\n\n";
+            << (verify && faults.empty() ? ", all checksums are good" : "") << "\n\n";
   print_table(rows, std::cout);
   std::cout << "\n";
   for (const auto& [key, value] : manifest.values) {
     std::cout << key << " = " << value << "\n";
   }
+  std::cout << std::flush;
+  TORCH_CHECK_VALUE(faults.empty(), directory, " cannot be used:", faults);
 }
 
 }  // namespace

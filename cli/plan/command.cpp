@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -77,10 +78,12 @@ std::vector<Candidate> predict_all(const ModelShape& model, const PlanOptions& o
   return result;
 }
 
-/// The quickest that fits; of equally quick ones that with the least memory.
+/// The quickest that fits; of equally quick ones that with the least memory. A model is paged only
+/// where nothing else fits: what its step takes depends on the host, of which little is known.
 void mark_best(std::vector<Candidate>& candidates) {
   const auto cost = [](const Candidate& each) {
-    return std::pair(each.prediction.time.step_s, each.prediction.memory.peak);
+    const auto& [strategy, memory, sent, time] = each.prediction;
+    return std::tuple(strategy.slices > 0, time.step_s, memory.peak);
   };
   Candidate* best = nullptr;
   for (auto& each : candidates) {
@@ -117,6 +120,25 @@ void print_candidates(const std::vector<Candidate>& candidates) {
   print_table(rows, std::cout, Align::kRight);
 }
 
+/// What `fairshard train` does not do, but the library does.
+void print_release(const ModelShape& model, const std::vector<Candidate>& candidates,
+                   const PlanOptions& options) {
+  const auto sharded = std::find_if(candidates.begin(), candidates.end(), [](const auto& each) {
+    const auto& strategy = each.prediction.strategy;
+    return strategy.sharding == Sharding::kGradients && strategy.slices == 0 && strategy.recomputes;
+  });
+  if (options.workload.ranks == 1 || sharded == candidates.end()) {
+    return;
+  }
+  const int64_t bytes = predict_released_peak(model, sharded->prediction.memory, options.workload);
+  const bool fits =
+      !options.device_memory || static_cast<uint64_t>(bytes) <= *options.device_memory;
+  std::cout << "A program of your own can share the weights, too: OSS with release_parameters and "
+               "overlap_gather would need about "
+            << readable_bytes(static_cast<double>(bytes)) << ", which "
+            << (fits ? "fits" : "does not fit either") << " (docs/sharding.md).\n";
+}
+
 void print_advice(const ModelShape& model, const std::vector<Candidate>& candidates,
                   const PlanOptions& options) {
   const auto best = std::find_if(candidates.begin(), candidates.end(),
@@ -127,6 +149,7 @@ void print_advice(const ModelShape& model, const std::vector<Candidate>& candida
   if (best == candidates.end()) {
     std::cout << "\nNothing fits. More ranks, more --slices, a smaller --batch or more memory "
                  "would help.\n";
+    print_release(model, candidates, options);
   } else if (model.gpt) {
     std::cout << "\n* is the quickest that fits:\n  fairshard train";
     for (const auto& word : train_options(model, best->prediction.strategy, options.workload)) {

@@ -1,14 +1,22 @@
 #include "options.h"
 
+#include "../validators.h"
 #include "gpt/sizes.h"
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
 
+#include <cmath>
+
 namespace fairshard::cli::planning {
 namespace {
 
 constexpr int64_t kDefaultContext = 1024;
+// What is beyond these is a mistake.
+constexpr int64_t kMostParameters = 1'000'000'000'000'000;
+constexpr int64_t kMostOfGpt = 1 << 20;
+constexpr int64_t kMostThreads = 1024;
+constexpr double kFastest = 1e9;
 
 void add_model_options(CLI::App& command, PlanOptions& options) {
   std::vector<std::string> names;
@@ -21,14 +29,16 @@ void add_model_options(CLI::App& command, PlanOptions& options) {
       "--model", options.path, "instead: a safetensors file, or a checkpoint, for its tensors");
   auto* const count = command.add_option("--parameters", options.parameters,
                                          "instead: so many parameters, of nothing in particular");
-  count->check(CLI::PositiveNumber)->excludes(size)->excludes(path);
+  count->check(whole_number(1, kMostParameters))->excludes(size)->excludes(path);
   path->excludes(size);
   command.add_option("--layers", options.layers, "instead of the size's")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--width", options.width, "instead of the size's")->check(CLI::PositiveNumber);
-  command.add_option("--heads", options.heads, "instead of the size's")->check(CLI::PositiveNumber);
+      ->check(whole_number(1, kMostOfGpt));
+  command.add_option("--width", options.width, "instead of the size's")
+      ->check(whole_number(1, kMostOfGpt));
+  command.add_option("--heads", options.heads, "instead of the size's")
+      ->check(whole_number(1, kMostOfGpt));
   command.add_option("--context", options.context, "tokens per window, instead of the size's")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, kMostOfGpt));
 }
 
 void add_machine_options(CLI::App& command, PlanOptions& options) {
@@ -37,7 +47,9 @@ void add_machine_options(CLI::App& command, PlanOptions& options) {
       ->transform(bytes);
   command.add_option("--host-memory", options.host_memory, "for each rank")->transform(bytes);
   const auto add = [&](const char* name, double& value, const char* meaning) {
-    command.add_option(name, value, meaning)->check(CLI::PositiveNumber)->capture_default_str();
+    command.add_option(name, value, meaning)
+        ->check(number_from(0, false, kFastest))
+        ->capture_default_str();
   };
   add("--link", options.link_gbit, "between ranks, each way, Gbit/s");
   add("--compute", options.compute_tflops, "what a rank reaches in matrix products, TFLOP/s");
@@ -59,7 +71,7 @@ void add_measuring_options(CLI::App& command, PlanOptions& options) {
       ->check(CLI::ExistingPath)
       ->needs(measures);
   command.add_option("--threads", measuring.threads, "per rank; 0 shares the cores")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostThreads))
       ->needs(measures);
 }
 
@@ -88,6 +100,11 @@ ModelShape PlanOptions::model() const {
       .context(choose(context, options.context()));
   TORCH_CHECK_VALUE(options.width() % options.heads() == 0, "--width ", options.width(),
                     " is not a multiple of --heads ", options.heads());
+  const double count = 12.0 * static_cast<double>(options.layers()) *
+                       std::pow(static_cast<double>(options.width()), 2);
+  TORCH_CHECK_VALUE(count <= static_cast<double>(kMostParameters), "--layers ", options.layers(),
+                    " of --width ", options.width(), " have about ", count,
+                    " parameters, and no more than ", kMostParameters, " are planned for");
   return shape_of_gpt(size, options);
 }
 
@@ -101,7 +118,7 @@ void add_options(CLI::App& command, PlanOptions& options) {
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   command.add_option("--batch", options.workload.batch, "windows per step, of all ranks together")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, kMostOfGpt))
       ->capture_default_str();
   command.add_option("--slices", options.slices, "of a model that is paged (--offload)")
       ->check(CLI::Range(1, 65536))

@@ -69,6 +69,12 @@ std::vector<Strategy> strategies_for(int ranks, int64_t slices);
 
 MemoryPrediction predict_memory(const ModelShape& model, const Strategy& strategy,
                                 const Workload& workload);
+/// The peak if weights are shared as well and gathered block by block
+/// (OssOptions::release_parameters with overlap_gather), from that of sharded gradients with
+/// recomputation: a share of the weights, and of the largest block three times: that which
+/// computes, that which comes, and its gradients.
+int64_t predict_released_peak(const ModelShape& model, const MemoryPrediction& sharded,
+                              const Workload& workload);
 int64_t predict_sent_bytes(const ModelShape& model, const Strategy& strategy,
                            const Workload& workload);
 /// Floating point operations of one rank in a step, without recomputation: those of matrix

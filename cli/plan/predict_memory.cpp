@@ -167,4 +167,19 @@ MemoryPrediction predict_memory(const ModelShape& model, const Strategy& strateg
   return memory;
 }
 
+int64_t predict_released_peak(const ModelShape& model, const MemoryPrediction& sharded,
+                              const Workload& workload) {
+  int64_t largest = 0;
+  for (const auto& block : model.blocks) {
+    int64_t bytes = 0;
+    for (const size_t parameter : block) {
+      bytes += model.parameters[parameter].numel * kFloat;
+    }
+    largest = std::max(largest, bytes);
+  }
+  constexpr int64_t kBlocksAtOnce = 3;
+  return sharded.peak - sharded.weights + sharded.weights / workload.ranks +
+         kBlocksAtOnce * largest;
+}
+
 }  // namespace fairshard::cli::planning

@@ -3,11 +3,14 @@
 #include "assets.h"
 #include "page_data.h"
 #include "run_log.h"
+#include "source_hash.h"
+#include <fairshard/store/pending_file.h>
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -44,6 +47,19 @@ void write_file(const std::string& file, const std::string& text) {
                     ": cannot be written: ", std::generic_category().message(errno));
 }
 
+/// Under its name when it is complete; a page that was there stays until then.
+void write_page(const std::string& file, const std::string& text) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(file, ignored);
+  if (std::filesystem::exists(status) && std::filesystem::is_other(status)) {
+    write_file(file, text);  // /dev/stdout, for instance
+    return;
+  }
+  store::PendingFile pending(file, store::PendingFile::Existing::kReplace);
+  write_file(pending.temporary_path(), text);
+  pending.publish();
+}
+
 void write_report(const std::vector<std::string>& files, const std::string& output) {
   std::vector<RunLog> logs;
   for (const auto& file : files) {
@@ -53,9 +69,15 @@ void write_report(const std::vector<std::string>& files, const std::string& outp
     }
   }
   const auto data = report::page_data(logs);
-  write_file(output, fill_template({{"style", report::kPageCss},
+  const std::string style_hash = report::source_hash(report::kPageCss);
+  const std::string library_hash = report::source_hash(report::kChartJs);
+  const std::string script_hash = report::source_hash(report::kPageJs);
+  write_page(output, fill_template({{"style", report::kPageCss},
+                                    {"style_hash", style_hash},
                                     {"library", report::kChartJs},
+                                    {"library_hash", library_hash},
                                     {"script", report::kPageJs},
+                                    {"script_hash", script_hash},
                                     {"data", data}}));
   std::cout << output << ": " << logs.size() << (logs.size() == 1 ? " run" : " runs") << "\n";
 }

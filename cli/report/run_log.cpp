@@ -1,5 +1,7 @@
 #include "run_log.h"
 
+#include "../plain_file.h"
+
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
 
@@ -83,6 +85,7 @@ class LogReader {
 };
 
 RunLog LogReader::read() {
+  require_plain_file(log_.file);
   std::ifstream stream(log_.file, std::ios::binary);
   TORCH_CHECK_VALUE(stream.is_open(), log_.file,
                     ": cannot be opened: ", std::generic_category().message(errno));

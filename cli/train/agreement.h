@@ -14,11 +14,12 @@ class Agreement {
  public:
   struct Result {
     double mean_loss = 0;
-    bool is_end_asked_for = false;
+    /// The signal that has asked a rank to end, or 0.
+    int signal = 0;
   };
 
   /// Starts it. Collective; does not block.
-  Agreement(const comm::Group& group, const at::Tensor& loss, bool asks_for_end);
+  Agreement(const comm::Group& group, const at::Tensor& loss, int signal);
 
   /// The same on all ranks. Blocks.
   Result wait();

@@ -1,6 +1,7 @@
 // fairshard train: trains a byte-level GPT on ranks that it starts itself or that a launcher
 // started.
 #include "../commands.h"
+#include "../ended.h"
 #include "command_line.h"
 #include "counted_memory.h"
 #include "gpt/corpus.h"
@@ -16,6 +17,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <csignal>
 #include <memory>
 #include <string>
 
@@ -40,12 +42,22 @@ void run_local_ranks(const TrainOptions& options, const gpt::Corpus& corpus,
         [&](const comm::Group& group) { train(group, corpus, options, termination); },
         launch_options);
   } catch (const comm::LaunchError& error) {
+    if (const int signal = error.signal(); signal == SIGTERM || signal == SIGINT) {
+      const bool has_begun = termination.have_steps_begun();
+      throw EndedBySignal(
+          signal, c10::str("ended by ", has_begun ? "a second " : "", name_of_signal(signal),
+                           has_begun ? "; steps since the last checkpoint are lost"
+                                     : " before the first step; nothing was saved"));
+    }
     throw failure(error.rank(), error.reason());
   }
 }
 
 void run_as_rank(const comm::Environment& environment, const TrainOptions& options,
                  const gpt::Corpus& corpus, Termination& termination) {
+  if (!environment.store_file.empty()) {
+    termination.remove_at_end(environment.store_file);
+  }
   try {
     const auto group_options =
         comm::GroupOptions().timeout_s(options.timeout_s).backend(options.backend);
@@ -60,7 +72,6 @@ void run_training(const TrainOptions& options) {
   count_host_memory();
   // Before any rank starts: a bad path is then one clear message.
   const gpt::Corpus corpus(options.data, options.model.context());
-  // Before any thread starts.
   Termination termination;
   if (environment.origin == "none") {
     run_local_ranks(options, corpus, termination);

@@ -1,7 +1,10 @@
 #include "command_line.h"
 
+#include "../plain_file.h"
+#include "../validators.h"
 #include "check.h"
 #include "gpt/sizes.h"
+#include "outputs.h"
 #include <fairshard/store/directory.h>
 
 #include <CLI/CLI.hpp>
@@ -9,8 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -19,32 +20,6 @@ namespace {
 
 constexpr int64_t kMaxLocalRanks = 256;
 constexpr int64_t kMaxThreads = 1024;
-constexpr int64_t kMaxSize = int64_t{1} << 30;
-
-/// CLI11's own validators speak of floating point limits where a whole number is meant.
-CLI::Validator whole_number(int64_t least, int64_t most = kMaxSize) {
-  const auto check = [=](const std::string& text) -> std::string {
-    int64_t value = 0;
-    const auto* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    const bool is_good = error == std::errc() && stop == end && least <= value && value <= most;
-    return is_good ? "" : c10::str(text, " is not a whole number from ", least, " to ", most);
-  };
-  return CLI::Validator(check, "");
-}
-
-CLI::Validator number_from(double least, bool includes_least,
-                           double below = std::numeric_limits<double>::infinity()) {
-  const auto check = [=](const std::string& text) -> std::string {
-    double value = 0;
-    const bool is_good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) &&
-                         (includes_least ? value >= least : value > least) && value < below;
-    return is_good ? ""
-                   : c10::str(text, " is not a number ", includes_least ? "from " : "above ", least,
-                              std::isinf(below) ? "" : c10::str(" to below ", below));
-  };
-  return CLI::Validator(check, "");
-}
 
 CLI::Option* add_bytes(CLI::App& app, const std::string& name, std::optional<uint64_t>& value,
                        const std::string& help) {
@@ -203,7 +178,7 @@ TrainCommandLine::TrainCommandLine(CLI::App& command, TrainOptions& options)
   command
       .add_option("--config", config_,
                   "a file with lines such as steps = 100; what is given here goes first")
-      ->check(CLI::ExistingFile);
+      ->check(CLI::ExistingPath);
 }
 
 /// CLI11 reads such files for a whole program, not for one of its commands.
@@ -211,6 +186,7 @@ void TrainCommandLine::read_config() {
   if (config_.empty()) {
     return;
   }
+  require_plain_file(config_);
   const auto formatter = command_.get_config_formatter();
   for (const CLI::ConfigItem& item : formatter->from_file(config_)) {
     CLI::Option* const option = command_.get_option_no_throw("--" + item.name);
@@ -249,6 +225,10 @@ void TrainCommandLine::finish() {
     throw CLI::RequiredError("--data");
   }
   if (const auto refusal = find_contradiction(options_, is_given, options_.ranks)) {
+    throw CLI::ValidationError(refusal->option, refusal->reason);
+  }
+  // Only the first rank writes, and its machine's folders are meant.
+  if (const auto refusal = environment.rank == 0 ? prepare_outputs(options_) : std::nullopt) {
     throw CLI::ValidationError(refusal->option, refusal->reason);
   }
   if (!options_.save.empty() && !options_.resume && store::latest_checkpoint(options_.save)) {

@@ -27,6 +27,12 @@ RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& opt
   }
 }
 
+void RunCheckpoints::claim() {
+  if (checkpoint_) {
+    checkpoint_->claim();
+  }
+}
+
 std::optional<int64_t> RunCheckpoints::resume() {
   const int64_t batch = batch_;
   const auto report = checkpoint_ ? checkpoint_->load() : std::nullopt;

@@ -20,6 +20,8 @@ class RunCheckpoints {
   RunCheckpoints(const comm::Group& group, const TrainOptions& options, Strategy& strategy,
                  ShardedGradScaler* scaler);
 
+  /// Takes the folder for this run, or throws.
+  void claim();
   /// Loads the newest checkpoint, if --resume asks for it and there is one; returns its step.
   std::optional<int64_t> resume();
 

@@ -11,6 +11,7 @@
 #include "validation.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/environment.h>
+#include <fairshard/comm/launch.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -37,8 +38,12 @@ torch::Device choose_device(const std::string& name, const comm::Environment& en
 }
 
 void set_threads(int threads, const comm::Environment& environment) {
+  // torchrun sets OMP_NUM_THREADS to 1 by itself, and the user has not meant it.
+  const bool is_ours = environment.origin == "launch";
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  at::set_num_threads(threads > 0 ? threads : std::max(1, cores / environment.local_world_size));
+  at::set_num_threads(is_ours || threads > 0
+                          ? comm::threads_per_rank(threads, environment.local_world_size)
+                          : std::max(1, cores / environment.local_world_size));
 }
 
 /// What every rank has, on all ranks.
@@ -113,7 +118,8 @@ class Trainer {
   int64_t begun_ = 0;
   int64_t most_memory_ = 0;
   int64_t sent_bytes_ = 0;
-  bool is_end_agreed_ = false;
+  /// That has asked a rank to end, as all ranks know it, or 0.
+  int end_signal_ = 0;
 };
 
 void Trainer::run() {
@@ -122,6 +128,7 @@ void Trainer::run() {
 }
 
 void Trainer::begin() {
+  checkpoints_.claim();
   const auto resumed = options_.resume ? checkpoints_.resume() : std::nullopt;
   begun_ = done_ = resumed.value_or(0);
   for (const auto& group : strategy_->optimizer().param_groups()) {
@@ -158,10 +165,11 @@ void Trainer::begin() {
 
 /// Returns whether a rank was asked to end before the last step.
 bool Trainer::do_steps() {
+  termination_.begin_steps(is_first_rank());
   // With AdaScale a step may be worth several, so that the last comes sooner.
   while (done_ < options_.steps && stepper_.progress(done_) < options_.steps) {
     do_step(done_ + 1);
-    if (is_end_agreed_) {
+    if (end_signal_ != 0) {
       settle();
       return done_ < options_.steps;
     }
@@ -190,7 +198,7 @@ void Trainer::do_step(int64_t step) {
   record.step = step;
   clock_.begin();
   const at::Tensor loss = stepper_.step(*source_, record);
-  Agreement agreement(group_, loss, termination_.is_asked_for());
+  Agreement agreement(group_, loss, termination_.signal());
   settle();  // the step before this one, which has had time to agree
   done_ = step;
   record.split = clock_.end();
@@ -209,7 +217,7 @@ void Trainer::settle() {
   auto [record, agreement] = *std::exchange(unsettled_, std::nullopt);
   const auto result = agreement.wait();
   record.loss = result.mean_loss;
-  is_end_agreed_ = is_end_agreed_ || result.is_end_asked_for;
+  end_signal_ = end_signal_ != 0 ? end_signal_ : result.signal;
   TORCH_CHECK(std::isfinite(record.loss) || record.is_skipped, "the loss is ", record.loss,
               " at step ", record.step, "; a lower learning rate than --lr ", options_.lr,
               " may help");
@@ -263,7 +271,7 @@ void Trainer::end(bool is_terminated) {
     // As it is: what goes on from here must be what would have gone on.
     checkpoints_.save(done_);
     log_saves();
-    log_.event(done_, clock_.elapsed_s(), "terminated", "SIGTERM");
+    log_.event(done_, clock_.elapsed_s(), "terminated", name_of_signal(end_signal_));
   } else {
     strategy_->finish();
     checkpoints_.save(done_);
@@ -285,7 +293,7 @@ void Trainer::print_end(bool is_terminated) {
   }
   progress_->leave();
   if (is_terminated) {
-    std::cerr << c10::str("ended by SIGTERM after step ", done_,
+    std::cerr << c10::str("ended by ", name_of_signal(end_signal_), " after step ", done_,
                           options_.save.empty() ? "; nothing was saved"
                                                 : ", which was saved in " + options_.save,
                           "\n")

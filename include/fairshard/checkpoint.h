@@ -2,7 +2,9 @@
 // Checkpoint: everything that a run consists of, saved by N ranks and loaded by M.
 
 #include <fairshard/checkpoint/part.h>
+#include <fairshard/checkpoint/value.h>
 #include <fairshard/comm/group.h>
+#include <fairshard/nn/any_module.h>
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/grad_scaler.h>
 #include <fairshard/optim/schedule.h>
@@ -21,6 +23,23 @@ namespace fairshard {
 
 class OffloadModel;
 
+namespace detail {
+
+std::shared_ptr<CheckpointPart> module_part(torch::nn::Module& module);
+std::shared_ptr<CheckpointPart> module_part(torch::nn::Module& module, OffloadModel& offload);
+
+}  // namespace detail
+
+/// What a Checkpoint has an add() for.
+template <typename T>
+concept Checkpointable =
+    AnyModule<T> || std::convertible_to<T&, torch::optim::Optimizer&> ||
+    std::convertible_to<T&, ShardedGradScaler&> || std::convertible_to<T&, LearningRate&> ||
+    std::convertible_to<T&, SlowMoBase&> || std::convertible_to<T, const at::Tensor&> ||
+    (std::is_pointer_v<std::remove_cvref_t<T>> &&
+     CheckpointValue<std::remove_pointer_t<std::remove_cvref_t<T>>>) ||
+    std::convertible_to<T, std::shared_ptr<CheckpointPart>>;
+
 /// How many are kept, and how long ranks wait for each other.
 using CheckpointOptions = store::SaverOptions;
 using store::LoadReport;
@@ -33,7 +52,8 @@ using store::LoadReport;
 ///   ...
 ///   checkpoint.save_async(step);
 ///   ...
-///   checkpoint.wait();  // before the program ends
+///   checkpoint.wait();  // throws what the save has met; the end of the checkpoint only warns of
+///   it
 ///
 /// Every rank makes it, with the same parts in the same order, and calls save, load and wait.
 /// Python's fairshard.checkpoint uses the same keys, so that either loads what the other has saved.
@@ -45,11 +65,18 @@ class Checkpoint {
   /// For one process alone.
   explicit Checkpoint(const std::string& directory, const CheckpointOptions& options = {});
 
-  /// Parameters, the same on all ranks, and buffers, of which rank 0's are saved.
-  Checkpoint& add(const std::string& name, torch::nn::Module& module);
+  /// Parameters, the same on all ranks, and buffers, of which rank 0's are saved. The module, its
+  /// holder, or a shared_ptr to it.
+  template <AnyModule Module>
+  Checkpoint& add(const std::string& name, const Module& module) {
+    return add(name, detail::module_part(module_of(module)));
+  }
   /// The same of a model that is paged. It is written from where it is, because a copy would take
   /// as much host memory again: with it, save_async() returns when all is written.
-  Checkpoint& add(const std::string& name, torch::nn::Module& module, OffloadModel& offload);
+  template <AnyModule Module>
+  Checkpoint& add(const std::string& name, const Module& module, OffloadModel& offload) {
+    return add(name, detail::module_part(module_of(module), offload));
+  }
   /// An OSS, or one of torch's or our own optimizers, with its state and options. Its parameters
   /// have the names that they have in the modules which were added.
   Checkpoint& add(const std::string& name, torch::optim::Optimizer& optimizer);
@@ -62,35 +89,59 @@ class Checkpoint {
   Checkpoint& add(const std::string& name, SlowMoBase& slowmo);
   /// A tensor that all ranks have alike.
   Checkpoint& add(const std::string& name, const at::Tensor& tensor);
-  /// A value, of which rank 0's is saved.
-  /// @{
-  Checkpoint& add(const std::string& name, int64_t* value);
-  Checkpoint& add(const std::string& name, double* value);
-  Checkpoint& add(const std::string& name, bool* value);
-  Checkpoint& add(const std::string& name, std::string* value);
-  /// @}
+  /// A number, a string, or a vector of these, of which rank 0's is saved.
+  template <CheckpointValue Value>
+  Checkpoint& add(const std::string& name, Value* value) {
+    return add(name, detail::make_value_part(detail::access_to(value)));
+  }
   /// The default generators of the CPU and of the GPUs that this process uses, of each rank. A rank
   /// that was not there when it was saved keeps its own.
   Checkpoint& add_rng(const std::string& name = "rng");
   /// Something of your own.
   Checkpoint& add(const std::string& name, std::shared_ptr<CheckpointPart> part);
+  /// Says what can be added, in place of a page of what cannot.
+  template <typename Other>
+    requires(!Checkpointable<Other>)
+  Checkpoint& add(const std::string& /*name*/, Other&& /*part*/) {
+    static_assert(Checkpointable<Other>,
+                  "Checkpoint::add takes a torch::nn module (model or *model), an optimizer, a "
+                  "ShardedGradScaler, a LearningRate, a SlowMoDistributedDataParallel, a tensor, a "
+                  "pointer to a number, a string or a vector of these, or a "
+                  "shared_ptr<CheckpointPart>");
+    return *this;
+  }
 
+  /// Makes the folder and takes it for this run, as the first save does: throws at once if that is
+  /// not possible, or if another run saves there.
+  void claim() { saver_.claim(); }
   /// Returns when the checkpoint is complete.
   void save(int64_t step);
   /// Returns when the state has been copied to host memory. The next save or wait() throws what
-  /// the writing has met. Ending without wait() gives up what is under way.
+  /// the writing has met. Ending waits for what is under way, but only warns of what it has met.
   void save_async(int64_t step);
   /// Returns when no save is under way; throws what the last one has met.
   void wait() { saver_.wait(); }
 
-  /// Loads the newest complete checkpoint; nothing if there is none. Parts of it that were not
+  /// Loads the newest complete checkpoint; nothing if there is none at all. Throws if there are
+  /// some but none can be used, and warns if a newer one is passed over. Parts of it that were not
   /// added are passed over. With `strict`, keys that are missing or too many are an error that
-  /// names them, and nothing is changed. Collective over the groups of OSS's; blocks.
+  /// names them. All of it is read and compared with its checksums before anything is changed, and
+  /// all ranks load or none does. Collective over the groups of OSS's; blocks.
   std::optional<LoadReport> load(bool strict = true);
   /// Loads from the folder of one checkpoint.
   LoadReport load_from(const std::string& directory, bool strict = true);
 
  private:
+  /// Whichever way it is held; it stays the caller's.
+  template <AnyModule Module>
+  static torch::nn::Module& module_of(const Module& held) {
+    if constexpr (std::derived_from<Module, torch::nn::Module>) {
+      return const_cast<Module&>(held);
+    } else {
+      return *shared_module(held);
+    }
+  }
+
   CheckpointContext describe();
   store::State state();
 

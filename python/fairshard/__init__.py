@@ -7,3 +7,8 @@ __version__ = "0.1.0"
 
 _check_torch()
 _register_backend()
+
+# After the check: they load the core, which an unsuitable torch would break with an obscure error.
+from fairshard import checkpoint, comm, experimental, nn, optim  # noqa: E402
+
+__all__ = ["checkpoint", "comm", "experimental", "nn", "optim"]

@@ -74,6 +74,8 @@ void bind_saving(py::module_& m) {
       .def("save", &Saver::save, released)
       .def("save_async", &Saver::save_async, released)
       .def("latest", &Saver::latest, released)
+      .def("claim", &Saver::claim, released)
+      .def("together", &Saver::together, released)
       .def("wait", &Saver::wait, released)
       .def("is_done", &Saver::is_done);
 }
@@ -121,6 +123,9 @@ void bind_loading(py::module_& m) {
       .def("add_optional_value", &LoadPlan::add_optional_value)
       .def("expects", &LoadPlan::expects)
       .def("then", &LoadPlan::then)
+      .def("check", &LoadPlan::check, released, py::arg("strict"))
+      .def("take", &LoadPlan::take, released)
+      .def("finish", &LoadPlan::finish, released)
       .def("run", &LoadPlan::run, released, py::arg("strict"));
 }
 

@@ -27,13 +27,6 @@ Checkpoint& Checkpoint::add(const std::string& name, std::shared_ptr<CheckpointP
   return *this;
 }
 
-Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module) {
-  return add(name, make_part(module));
-}
-Checkpoint& Checkpoint::add(const std::string& name, torch::nn::Module& module,
-                            OffloadModel& offload) {
-  return add(name, make_part(module, offload));
-}
 Checkpoint& Checkpoint::add(const std::string& name, torch::optim::Optimizer& optimizer) {
   return add(name, make_part(optimizer));
 }
@@ -52,18 +45,6 @@ Checkpoint& Checkpoint::add(const std::string& name, SlowMoBase& slowmo) {
 }
 Checkpoint& Checkpoint::add(const std::string& name, const at::Tensor& tensor) {
   return add(name, make_part(tensor));
-}
-Checkpoint& Checkpoint::add(const std::string& name, int64_t* value) {
-  return add(name, make_part(value));
-}
-Checkpoint& Checkpoint::add(const std::string& name, double* value) {
-  return add(name, make_part(value));
-}
-Checkpoint& Checkpoint::add(const std::string& name, bool* value) {
-  return add(name, make_part(value));
-}
-Checkpoint& Checkpoint::add(const std::string& name, std::string* value) {
-  return add(name, make_part(value));
 }
 Checkpoint& Checkpoint::add_rng(const std::string& name) { return add(name, make_rng_part()); }
 
@@ -99,13 +80,21 @@ std::optional<LoadReport> Checkpoint::load(bool strict) {
 
 LoadReport Checkpoint::load_from(const std::string& directory, bool strict) {
   const CheckpointContext context = describe();
-  store::Reader reader(directory);
-  store::LoadPlan plan(reader, rank_, ranks_);
-  for (const auto& [name, part] : parts_) {
-    plan.add_part(prefix_ + name);
-    part->load(prefix_ + name, context, plan);
-  }
-  return plan.run(strict);
+  std::unique_ptr<store::Reader> reader;
+  std::unique_ptr<store::LoadPlan> plan;
+  LoadReport report;
+  saver_.together([&] {
+    reader = std::make_unique<store::Reader>(directory);
+    plan = std::make_unique<store::LoadPlan>(*reader, rank_, ranks_);
+    for (const auto& [name, part] : parts_) {
+      plan->add_part(prefix_ + name);
+      part->load(prefix_ + name, context, *plan);
+    }
+    report = plan->check(strict);
+  });
+  saver_.together([&] { plan->take(); });
+  plan->finish();
+  return report;
 }
 
 }  // namespace fairshard

@@ -1,4 +1,4 @@
-#include "parts.h"
+#include <fairshard/checkpoint.h>
 #include <fairshard/nn/offload_model.h>
 
 #include <c10/util/Exception.h>
@@ -68,11 +68,12 @@ class PagedModulePart final : public ModulePart {
 
 }  // namespace
 
-std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module) {
+std::shared_ptr<CheckpointPart> detail::module_part(torch::nn::Module& module) {
   return std::make_shared<ModulePart>(module);
 }
 
-std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module, OffloadModel& offload) {
+std::shared_ptr<CheckpointPart> detail::module_part(torch::nn::Module& module,
+                                                    OffloadModel& offload) {
   return std::make_shared<PagedModulePart>(module, offload);
 }
 

@@ -13,19 +13,11 @@
 
 namespace fairshard {
 
-class OffloadModel;
-
-std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module);
-std::shared_ptr<CheckpointPart> make_part(torch::nn::Module& module, OffloadModel& offload);
 std::shared_ptr<CheckpointPart> make_part(torch::optim::Optimizer& optimizer);
 std::shared_ptr<CheckpointPart> make_part(ShardedGradScaler& scaler);
 std::shared_ptr<CheckpointPart> make_part(LearningRate& rate);
 std::shared_ptr<CheckpointPart> make_part(SlowMoBase& slowmo);
 std::shared_ptr<CheckpointPart> make_part(const at::Tensor& tensor);
-std::shared_ptr<CheckpointPart> make_part(int64_t* value);
-std::shared_ptr<CheckpointPart> make_part(double* value);
-std::shared_ptr<CheckpointPart> make_part(bool* value);
-std::shared_ptr<CheckpointPart> make_part(std::string* value);
 std::shared_ptr<CheckpointPart> make_rng_part();
 
 }  // namespace fairshard

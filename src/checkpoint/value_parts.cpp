@@ -2,6 +2,8 @@
 #include "../nn/rng_state.h"
 #include "../store/json.h"
 #include "parts.h"
+#include <fairshard/checkpoint/value.h>
+#include <fairshard/comm/reason.h>
 
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -34,9 +36,9 @@ class ValuePart : public CheckpointPart {
     plan.add_value(name, [set = set_, name](const std::string& text) {
       try {
         set(parse_json(text, "value '" + name + "'"));
-      } catch (const Json::exception& error) {
+      } catch (const std::exception& error) {
         TORCH_CHECK_VALUE(false, "value '", name, "' of the checkpoint is ", text, ": ",
-                          error.what());
+                          comm::reason_of(error));
       }
     });
   }
@@ -46,10 +48,34 @@ class ValuePart : public CheckpointPart {
   std::function<void(const Json&)> set_;
 };
 
-template <typename T>
-std::shared_ptr<CheckpointPart> plain_value(T* value) {
-  return std::make_shared<ValuePart>([value] { return Json(*value); },
-                                     [value](const Json& json) { *value = json.get<T>(); });
+Json to_json(const detail::Scalar& scalar) {
+  return std::visit(
+      [](const auto& value) -> Json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>) {
+          // JSON has no infinity; the best loss before the first one often is.
+          return std::isfinite(value) ? Json(value) : Json{{"float", c10::str(value)}};
+        } else {
+          return value;
+        }
+      },
+      scalar);
+}
+
+detail::Scalar from_json(const Json& json) {
+  if (json.is_boolean()) {
+    return json.get<bool>();
+  }
+  if (json.is_number_unsigned()) {
+    return json.get<uint64_t>();
+  }
+  if (json.is_number_integer()) {
+    return json.get<int64_t>();
+  }
+  if (json.is_object()) {
+    return std::stod(json.at("float").get<std::string>());
+  }
+  return json.is_number() ? detail::Scalar(json.get<double>())
+                          : detail::Scalar(json.get<std::string>());
 }
 
 class TensorPart : public CheckpointPart {
@@ -134,18 +160,27 @@ std::shared_ptr<CheckpointPart> make_part(const at::Tensor& tensor) {
   return std::make_shared<TensorPart>(tensor);
 }
 
-std::shared_ptr<CheckpointPart> make_part(int64_t* value) { return plain_value(value); }
-std::shared_ptr<CheckpointPart> make_part(bool* value) { return plain_value(value); }
-std::shared_ptr<CheckpointPart> make_part(std::string* value) { return plain_value(value); }
+std::string detail::text_of(const Scalar& scalar) { return to_json(scalar).dump(); }
 
-std::shared_ptr<CheckpointPart> make_part(double* value) {
-  // JSON has no infinity; the best loss before the first one often is.
-  return std::make_shared<ValuePart>(
-      [value] { return std::isfinite(*value) ? Json(*value) : Json{{"float", c10::str(*value)}}; },
-      [value](const Json& json) {
-        *value =
-            json.is_object() ? std::stod(json.at("float").get<std::string>()) : json.get<double>();
-      });
+std::shared_ptr<CheckpointPart> detail::make_value_part(const ValueAccess& access) {
+  const auto to_text = [get = access.get, is_vector = access.is_vector] {
+    Json items = Json::array();
+    for (const Scalar& scalar : get()) {
+      items.push_back(to_json(scalar));
+    }
+    return is_vector ? items : items.at(0);
+  };
+  const auto from_text = [set = access.set, is_vector = access.is_vector](const Json& json) {
+    const std::string what = "it";
+    TORCH_CHECK_VALUE(json.is_array() == is_vector, is_vector ? "a list" : "a single value",
+                      " is wanted");
+    std::vector<Scalar> scalars;
+    for (const Json& item : is_vector ? json : Json::array({json})) {
+      scalars.push_back(from_json(item));
+    }
+    set(scalars, what);
+  };
+  return std::make_shared<ValuePart>(to_text, from_text);
 }
 
 std::shared_ptr<CheckpointPart> make_rng_part() { return std::make_shared<RngPart>(); }

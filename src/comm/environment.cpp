@@ -1,12 +1,16 @@
 #include <fairshard/comm/environment.h>
+#include <fairshard/comm/temporary_folder.h>
 
 #include <c10/util/Exception.h>
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <sstream>
 
 namespace fairshard::comm {
 namespace {
@@ -78,10 +82,35 @@ void read_master(const Variables& variables, Environment& env, const std::string
   env.master_port = variables.number("MASTER_PORT", needed_by, 1, 65535);
 }
 
-/// A file that only the ranks of one job on this machine name.
+/// A file that only the ranks of one job on this machine name. A name must never come again, or
+/// ranks would meet what is left of a job that was killed before they had met.
 std::string job_file(const std::string& job) {
-  const char* tmp = std::getenv("TMPDIR");
-  return c10::str(tmp && *tmp ? tmp : "/tmp", "/fairshard-", getuid(), "-", job, "/store");
+  return c10::str(temporary_directory(), "/fairshard-", getuid(), "-", job, "/store");
+}
+
+/// When a process was started, in ticks since the machine was: numbers of processes come again.
+std::string start_time_of(pid_t process) {
+  std::ifstream file(c10::str("/proc/", process, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  // The second field is a name in parentheses, which may have spaces; the 22nd is the time.
+  std::istringstream rest(text.substr(std::min(text.size(), text.find_last_of(')') + 1)));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) {
+    rest >> field;
+  }
+  return field;
+}
+
+/// One run of mpirun: its name space has mpirun's process in it, and its address a port; older ones
+/// without these are the parents of their ranks.
+std::string mpi_job(const Variables& variables) {
+  const auto space = variables.find("PMIX_NAMESPACE");
+  const auto address = variables.find("PMIX_SERVER_URI2");
+  if (space && address) {
+    return c10::str("mpi-", *space, "-", std::hash<std::string>()(*address));
+  }
+  return c10::str("mpi-", getppid(), "-", start_time_of(getppid()), "-", space.value_or("job"));
 }
 
 Environment from_launch(const Variables& variables) {
@@ -111,9 +140,7 @@ Environment from_open_mpi(const Variables& variables) {
                 "mpirun on several machines (pass it on with -x MASTER_ADDR=... -x "
                 "MASTER_PORT=...)");
   } else {
-    // Local ranks have one parent, mpirun, and the name space of its job.
-    env.store_file = job_file(
-        c10::str("mpi-", getppid(), "-", variables.find("PMIX_NAMESPACE").value_or("job")));
+    env.store_file = job_file(mpi_job(variables));
   }
   return env;
 }
@@ -130,7 +157,9 @@ Environment from_slurm(const Variables& variables) {
   if (variables.has("MASTER_ADDR")) {
     read_master(variables, env, "MASTER_ADDR");
   } else if (env.is_one_machine()) {
-    env.store_file = job_file(c10::str("slurm-", job, "-", step));
+    // A job that is requeued keeps its number.
+    const std::string restart = variables.find("SLURM_RESTART_COUNT").value_or("0");
+    env.store_file = job_file(c10::str("slurm-", job, "-", step, "-", restart));
   } else {
     env.master_addr =
         first_slurm_host(variables.text("SLURM_STEP_NODELIST", "srun on several machines"));

@@ -1,9 +1,10 @@
 #include "backends.h"
+#include "master_socket.h"
+#include "meeting_file.h"
 #include <fairshard/comm/init.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -48,8 +49,12 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Environment& env,
   options.isServer = env.rank == 0 && !env.agent_serves_store;
   options.waitWorkers = false;
   options.timeout = timeout;
+  const bool is_local = env.is_one_machine() && !env.agent_serves_store;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options);
+    if (options.isServer && is_local) {
+      options.masterListenFd = listen_on_loopback(env.master_port);
+    }
+    return connect_in_time(is_local ? kLoopback : env.master_addr, options);
   } catch (const c10::Error& error) {
     const std::string reason = error.what_without_backtrace();
     const std::string line = reason.substr(0, reason.find('\n'));
@@ -69,7 +74,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env,
   c10::intrusive_ptr<c10d::Store> store;
   if (!env.store_file.empty()) {
     make_private_folder(env.store_file);
-    store = c10::make_intrusive<c10d::FileStore>(env.store_file, env.world_size);
+    store = c10::make_intrusive<MeetingFile>(env.store_file, env.world_size);
   } else if (env.world_size == 1) {
     store = c10::make_intrusive<c10d::HashStore>();
   } else {
@@ -81,7 +86,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& env,
 
 /// Returns when all ranks have signed in, or says who is missing.
 void await_all_ranks(const c10::intrusive_ptr<c10d::Store>& store, const Environment& env,
-                     std::chrono::milliseconds timeout) {
+                     std::chrono::milliseconds left, std::chrono::milliseconds timeout) {
   const auto key = [](int rank) { return c10::str("present/", rank); };
   store->set(key(env.rank), "1");
   std::vector<std::string> keys(env.world_size);
@@ -89,7 +94,7 @@ void await_all_ranks(const c10::intrusive_ptr<c10d::Store>& store, const Environ
     keys[rank] = key(rank);
   }
   try {
-    store->wait(keys, timeout);
+    store->wait(keys, left);
   } catch (const std::exception& error) {
     std::string missing;
     for (int rank = 0; rank < env.world_size; ++rank) {
@@ -106,6 +111,9 @@ void await_all_ranks(const c10::intrusive_ptr<c10d::Store>& store, const Environ
             : c10::str("rank ", env.rank, " of ", env.world_size, " waited ",
                        static_cast<double>(timeout.count()) / 1000, " s at ", meeting_point(env),
                        " for rank(s) ", missing, ", which did not come"));
+  }
+  if (env.rank == 0 && !env.store_file.empty()) {
+    remove_name(env.store_file);
   }
 }
 
@@ -151,10 +159,13 @@ Group init_process_group(const GroupOptions& options) {
 }
 
 Group init_process_group(const Environment& env, const GroupOptions& options) {
+  using Clock = std::chrono::steady_clock;
   const auto timeout = to_milliseconds(options.timeout_s());
   const BackendChoice choice = choose_backends(env, options.backend());
+  const auto deadline = Clock::now() + timeout;
   const auto store = open_store(env, timeout);
-  await_all_ranks(store, env, timeout);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  await_all_ranks(store, env, std::max(left, std::chrono::milliseconds(1)), timeout);
   try {
     return Group(make_process_group(store, env.rank, env.world_size, choice, timeout));
   } catch (const c10::Error& error) {

@@ -39,33 +39,46 @@ struct Failure {
   int rank;
   std::string text;
   bool is_consequence;
+  int signal = 0;
 };
 
-/// While it lives, SIGTERM does not end this process: it can be read from a file descriptor.
-class HeldSigterm {
+/// While it lives, SIGTERM and SIGINT do not end this process: they can be read from a file
+/// descriptor.
+class HeldSignals {
  public:
-  HeldSigterm() {
+  struct Signal {
+    int number;
+    /// Whether a terminal has sent it, and so to the ranks as well.
+    bool is_from_terminal;
+  };
+
+  HeldSignals() {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
     sigprocmask(SIG_BLOCK, &signals, &before_);
     event_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
   }
-  ~HeldSigterm() {
-    take();  // one that came too late would end the process now
+  ~HeldSignals() {
+    while (take()) {  // one that came too late would end the process now
+    }
     close(event_);
     release();
   }
-  HeldSigterm(const HeldSigterm&) = delete;
-  HeldSigterm& operator=(const HeldSigterm&) = delete;
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
 
   int event() const { return event_; }
-  /// Whether it has come since the last call.
-  bool take() const {
+  /// One that has come since the last call, if there is one.
+  std::optional<Signal> take() const {
     signalfd_siginfo info;
-    return read(event_, &info, sizeof(info)) > 0;
+    if (read(event_, &info, sizeof(info)) <= 0) {
+      return std::nullopt;
+    }
+    return Signal{static_cast<int>(info.ssi_signo), info.ssi_code == SI_KERNEL};
   }
-  /// For a child, to which it is a signal as any other.
+  /// For a child, to which they are signals as any other.
   void release() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
 
  private:
@@ -100,8 +113,7 @@ int count_threads() {
     setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
     setenv("LOCAL_WORLD_SIZE", std::to_string(ranks).c_str(), 1);
     setenv("FAIRSHARD_STORE_FILE", store_file.c_str(), 1);
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    at::set_num_threads(options.threads() > 0 ? options.threads() : std::max(1, cores / ranks));
+    at::set_num_threads(threads_per_rank(options.threads(), ranks));
     group = init_process_group(
         GroupOptions().timeout_s(options.timeout_s()).backend(options.backend()));
     fn(*group);
@@ -150,7 +162,7 @@ class Child {
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
       return Failure{rank_, c10::str("ended by signal ", signal, " (", strsignal(signal), ")"),
-                     false};
+                     false, signal};
     }
     if (!report.empty()) {
       return Failure{rank_, report.substr(1), report.front() == kConsequence};
@@ -185,10 +197,10 @@ class Children {
   Children& operator=(const Children&) = delete;
 
   void add(const Child& child) { children_.push_back(child); }
-  const HeldSigterm& sigterm() const { return sigterm_; }
+  const HeldSignals& signals() const { return signals_; }
 
-  /// Blocks until a rank has ended or the time is over; returns the one that ended. Meanwhile a
-  /// SIGTERM is passed on to all.
+  /// Blocks until a rank has ended or the time is over; returns the one that ended. Meanwhile
+  /// signals are passed on to all.
   Child* wait_for_one(int timeout_ms) {
     std::vector<pollfd> events;
     std::vector<Child*> running;
@@ -201,21 +213,24 @@ class Children {
     if (running.empty()) {
       return nullptr;
     }
-    events.push_back({sigterm_.event(), POLLIN, 0});
-    while (poll(events.data(), events.size(), timeout_ms) < 0 && errno == EINTR) {
-    }
-    if (sigterm_.take()) {
-      for (const auto& child : children_) {
-        child.kill(SIGTERM);
+    events.push_back({signals_.event(), POLLIN, 0});
+    const auto until = Clock::now() + std::chrono::milliseconds(timeout_ms);
+    while (true) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+      const int wait_ms =
+          timeout_ms < 0 ? -1 : static_cast<int>(std::max<int64_t>(left.count(), 0));
+      while (poll(events.data(), events.size(), wait_ms) < 0 && errno == EINTR) {
       }
-      return wait_for_one(timeout_ms);
-    }
-    for (size_t i = 0; i < running.size(); ++i) {
-      if (events[i].revents != 0) {
-        return running[i];
+      const bool has_passed_on = pass_on_signal();
+      for (size_t i = 0; i < running.size(); ++i) {
+        if (events[i].revents != 0) {
+          return running[i];
+        }
+      }
+      if (!has_passed_on || wait_ms == 0) {
+        return nullptr;
       }
     }
-    return nullptr;
   }
 
   void end_all(int signal) {
@@ -249,11 +264,33 @@ class Children {
   }
 
  private:
-  HeldSigterm sigterm_;
+  /// Returns whether there was one.
+  bool pass_on_signal() const {
+    const auto signal = signals_.take();
+    for (const auto& child : children_) {
+      if (signal && !signal->is_from_terminal) {
+        child.kill(signal->number);
+      }
+    }
+    return signal.has_value();
+  }
+
+  HeldSignals signals_;
   std::vector<Child> children_;
 };
 
 }  // namespace
+
+int threads_per_rank(int wanted, int local_ranks) {
+  if (wanted > 0) {
+    return wanted;
+  }
+  // What a user has set counts, as it does for torch itself.
+  const char* const set = std::getenv("OMP_NUM_THREADS");
+  const int threads = set ? std::atoi(set) : 0;
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return threads > 0 ? threads : std::max(1, cores / local_ranks);
+}
 
 void launch(int ranks, const RankFunction& fn, const LaunchOptions& options) {
   TORCH_CHECK_VALUE(ranks >= 1, "launch: the number of ranks is ", ranks,
@@ -274,7 +311,7 @@ void launch(int ranks, const RankFunction& fn, const LaunchOptions& options) {
     const pid_t pid = fork();
     TORCH_CHECK(pid >= 0, "launch: rank ", rank, " could not be started: ", std::strerror(errno));
     if (pid == 0) {
-      children.sigterm().release();
+      children.signals().release();
       run_child(rank, ranks, folder.file("store"), report[1], parent, fn, options);
     }
     close(report[1]);
@@ -284,7 +321,7 @@ void launch(int ranks, const RankFunction& fn, const LaunchOptions& options) {
   while (Child* ended = children.wait_for_one(-1)) {
     if (const auto failure = ended->reap()) {
       const Failure blamed = children.end_after(*failure, options.grace_s());
-      throw LaunchError(blamed.rank, ranks, blamed.text);
+      throw LaunchError(blamed.rank, ranks, blamed.text, blamed.signal);
     }
   }
 }

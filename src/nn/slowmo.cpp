@@ -136,6 +136,10 @@ void SlowMoBase::take_new_parameters() {
 
 outer::StepResult SlowMoBase::perform_slowmo(torch::optim::Optimizer& optimizer,
                                              const std::vector<at::Tensor>& masters) {
+  TORCH_CHECK_VALUE(!dynamic_cast<OssBase*>(&optimizer),
+                    "perform_slowmo: the optimizer is an OSS. It has parts of the parameters "
+                    "stepped by other ranks and gathers them in every step, so nodes would never "
+                    "train apart: use its base optimizer by itself");
   forwards_since_ = 0;
   outer::StepInput input;
   input.masters = masters;

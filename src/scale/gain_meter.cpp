@@ -157,6 +157,10 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
     if (!options_.scale()) {
       // One backward on one rank is a normal batch as before, so that the estimate stays.
       used_.set_scale(static_cast<double>(ranks * accumulation), false);
+    } else {
+      // As many normal batches are made up of another number of parts: see Note [Gain].
+      used_.multiply_variances(static_cast<double>(options_.accumulation()) /
+                               static_cast<double>(accumulation));
     }
     options_.accumulation(accumulation);
     begin_step();

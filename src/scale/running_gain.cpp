@@ -86,6 +86,8 @@ void RunningGain::set_scale(double scale, bool updates_estimate) {
   options_.scale(scale);
 }
 
+void RunningGain::multiply_variances(double factor) { variances_ = variances_ * factor; }
+
 double RunningGain::smoothing() const {
   return options_.smoothing().value_or(std::max(1 - options_.scale() / 1000, 0.0));
 }

@@ -1,4 +1,5 @@
 #include <fairshard/store/consolidate.h>
+#include <fairshard/store/pending_file.h>
 #include <fairshard/store/reader.h>
 
 #include <c10/util/Exception.h>
@@ -24,7 +25,9 @@ void consolidate(const std::string& checkpoint, const std::string& file, const s
   for (const auto& name : reader.value_names_under(prefix)) {
     metadata[name] = reader.value(prefix + name).value_or("null");
   }
-  write_safetensors(file, tensors, metadata);
+  PendingFile pending(file, PendingFile::Existing::kKeep);
+  write_safetensors(pending.temporary_path(), tensors, metadata);
+  pending.publish();
 }
 
 }  // namespace fairshard::store

@@ -1,5 +1,6 @@
 #include "files.h"
 #include "staging.h"
+#include <fairshard/comm/reason.h>
 #include <fairshard/store/directory.h>
 
 #include <c10/util/Exception.h>
@@ -45,20 +46,25 @@ std::vector<int64_t> named_steps(const std::string& root) {
   return steps;
 }
 
-bool is_complete(const std::string& directory) {
+}  // namespace
+
+std::string fault_of(const std::string& directory) {
   try {
     for (const auto& file : read_manifest(directory).files) {
-      if (file_length(c10::str(directory, "/", file.name)) != file.bytes) {
-        return false;
+      const std::string path = c10::str(directory, "/", file.name);
+      const int64_t length = file_length(path);
+      if (length != file.bytes) {
+        return length < 0
+                   ? path + (is_there(path) ? ": it is no regular file" : ": it is not there")
+                   : c10::str(path, ": it has ", length, " bytes, but the manifest says ",
+                              file.bytes);
       }
     }
-    return true;
-  } catch (const c10::Error&) {
-    return false;
+    return "";
+  } catch (const c10::Error& error) {
+    return comm::reason_of(error);
   }
 }
-
-}  // namespace
 
 std::string checkpoint_name(int64_t step) {
   TORCH_CHECK_VALUE(step >= 0, "the step of a checkpoint is ", step, ", but must not be negative");
@@ -69,19 +75,28 @@ std::string checkpoint_name(int64_t step) {
 
 std::vector<int64_t> list_checkpoints(const std::string& root) {
   auto steps = named_steps(root);
-  std::erase_if(steps,
-                [&](int64_t step) { return !is_complete(root + "/" + checkpoint_name(step)); });
+  std::erase_if(
+      steps, [&](int64_t step) { return !fault_of(root + "/" + checkpoint_name(step)).empty(); });
   return steps;
 }
 
 std::optional<std::string> latest_checkpoint(const std::string& root) {
   const auto steps = named_steps(root);
+  std::string faults;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     std::string directory = c10::str(root, "/", checkpoint_name(*step));
-    if (is_complete(directory)) {
+    const std::string fault = fault_of(directory);
+    if (fault.empty()) {
+      if (!faults.empty()) {
+        TORCH_WARN(directory, " is the newest checkpoint that can be used; passed over:", faults);
+      }
       return directory;
     }
+    faults += "\n  " + fault;
   }
+  TORCH_CHECK_VALUE(faults.empty(), root,
+                    ": there are checkpoints, but none of them can be used:", faults,
+                    "\n  mend them, or move them away to begin anew");
   return std::nullopt;
 }
 
@@ -106,9 +121,17 @@ void Staging::publish(const Manifest& manifest) const {
   rename_directory(path_, root_ + "/" + checkpoint_name(step_));
   sync_directory(root_);
   // An older one of the same step has the temporary name now.
-  if (is_directory(path_)) {
+  if (is_there(path_)) {
     remove_directory(path_);
   }
+}
+
+int64_t Staging::written_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& name : list_directory(path_)) {
+    bytes += std::max<int64_t>(file_length(c10::str(path_, "/", name)), 0);
+  }
+  return bytes;
 }
 
 void Staging::discard() const noexcept {
@@ -121,8 +144,10 @@ void Staging::discard() const noexcept {
   }
 }
 
-void prune(const std::string& root, int64_t keep) {
-  const auto steps = keep > 0 ? list_checkpoints(root) : std::vector<int64_t>();
+void prune(const std::string& root, int64_t keep, int64_t newest) {
+  auto steps = keep > 0 ? list_checkpoints(root) : std::vector<int64_t>();
+  // Later ones are of a run that went further, before somebody went back.
+  std::erase_if(steps, [&](int64_t step) { return step > newest; });
   for (size_t i = 0; static_cast<int64_t>(i) + keep < static_cast<int64_t>(steps.size()); ++i) {
     // Under a temporary name, so that nobody takes one that is half removed for a whole one.
     const std::string doomed = temporary_path(root, steps[i]);

@@ -21,6 +21,11 @@ namespace {
 /// short.
 constexpr int64_t kFlushBytes = 32 << 20;
 
+bool is_link(const std::string& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0 && S_ISLNK(info.st_mode);
+}
+
 [[noreturn]] void fail(const char* verb, const std::string& path, int error) {
   TORCH_CHECK(false, "cannot ", verb, " ", path, ": ", std::strerror(error));
 }
@@ -51,7 +56,7 @@ class Descriptor {
 
 OutputFile::OutputFile(std::string path)
     : path_(std::move(path)),
-      file_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) {
+      file_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
   require(file_ >= 0, "make", path_);
 }
 
@@ -84,10 +89,11 @@ void OutputFile::finish() {
 }
 
 std::string read_file(const std::string& path, int64_t max_bytes) {
-  const Descriptor file(path, O_RDONLY | O_NOFOLLOW, "read");
+  // Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
+  const Descriptor file(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, "read");
   struct stat info {};
   require(fstat(file.number(), &info) == 0, "read", path);
-  TORCH_CHECK(S_ISREG(info.st_mode), "cannot read ", path, ": it is no regular file");
+  TORCH_CHECK(S_ISREG(info.st_mode), path, ": it is no regular file");
   TORCH_CHECK(info.st_size <= max_bytes, "cannot read ", path, ": it has ", info.st_size,
               " bytes, and no more than ", max_bytes, " are allowed");
   std::string text(static_cast<size_t>(info.st_size), '\0');
@@ -109,19 +115,24 @@ int64_t file_length(const std::string& path) {
   return lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? info.st_size : -1;
 }
 
+bool is_there(const std::string& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0;
+}
+
 bool is_directory(const std::string& path) {
   struct stat info {};
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 void make_directory(const std::string& path) {
-  require(mkdir(path.c_str(), 0755) == 0, "make", path);
+  require(mkdir(path.c_str(), 0777) == 0, "make", path);
 }
 
 void make_directories(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
-    if (mkdir(part.c_str(), 0755) == 0) {
+    if (mkdir(part.c_str(), 0777) == 0) {
       const size_t above = part.find_last_of('/');
       sync_directory(above == std::string::npos ? "." : part.substr(0, above + 1));
     } else if (const int error = errno; !is_directory(part)) {
@@ -157,6 +168,10 @@ void sync_directory(const std::string& path) {
 
 // NOLINTNEXTLINE(misc-no-recursion): as deep as the folder
 void remove_directory(const std::string& path) {
+  if (is_link(path)) {
+    require(unlink(path.c_str()) == 0 || errno == ENOENT, "remove", path);
+    return;
+  }
   for (const auto& name : list_directory(path)) {
     const std::string inner = c10::str(path, "/", name);
     struct stat info {};

@@ -30,10 +30,12 @@ class OutputFile {
   int64_t flushed_ = 0;
 };
 
-/// The whole of a file of at most `max_bytes`. Does not follow a link.
+/// The whole of a file of at most `max_bytes`. Neither follows a link nor waits for a FIFO.
 std::string read_file(const std::string& path, int64_t max_bytes);
 /// The length of a regular file, or -1 if there is none.
 int64_t file_length(const std::string& path);
+/// Whether there is anything of this name, be it a link that leads nowhere.
+bool is_there(const std::string& path);
 bool is_directory(const std::string& path);
 /// With all that are missing above it. Says nothing if it is there.
 void make_directories(const std::string& path);
@@ -43,7 +45,8 @@ void make_directory(const std::string& path);
 std::vector<std::string> list_directory(const std::string& path);
 /// Brings names that were added or changed to the disk.
 void sync_directory(const std::string& path);
-/// With everything in it; links are removed, not followed. Says nothing if it is not there.
+/// With everything in it; links, be it to the folder itself, are removed, not followed. Says
+/// nothing if it is not there.
 void remove_directory(const std::string& path);
 /// Gives a folder another name. One that has it already is exchanged with it, in one step.
 void rename_directory(const std::string& from, const std::string& to);

@@ -49,7 +49,8 @@ void LoadPlan::add_range(const std::string& key, const Layout& layout, int64_t b
                                 c10::IntArrayRef(layout.sizes)));
     return;
   }
-  requests_.push_back({key, [this, key, layout, begin, end, take = std::move(take)] {
+  requests_.push_back({[this, key, layout, begin, end] { reader_.check(key, layout, begin, end); },
+                       [this, key, layout, begin, end, take = std::move(take)] {
                          take(reader_.read(key, layout, begin, end));
                        }});
 }
@@ -66,17 +67,20 @@ void LoadPlan::add_tensor(const std::string& key, const at::Tensor& target) {
 }
 
 void LoadPlan::add_any(const std::string& key, Take take) {
-  if (!expects(key)) {
+  expected_.insert(key);
+  if (!reader_.has(key)) {
     missing_.push_back(key);
     return;
   }
-  requests_.push_back({key, [this, key, take = std::move(take)] { take(reader_.read(key)); }});
+  const Layout& stored = reader_.manifest().tensors.at(key).layout;
+  requests_.push_back({[this, key, stored] { reader_.check(key, stored, 0, stored.numel()); },
+                       [this, key, take = std::move(take)] { take(reader_.read(key)); }});
 }
 
 void LoadPlan::add_optional_value(const std::string& key, TakeValue take) {
   expected_.insert(key);
   if (const auto json = reader_.value(key)) {
-    requests_.push_back({key, [json, take = std::move(take)] { take(*json); }});
+    requests_.push_back({[] {}, [json, take = std::move(take)] { take(*json); }});
   }
 }
 
@@ -114,8 +118,7 @@ LoadReport LoadPlan::compare() const {
   return report;
 }
 
-LoadReport LoadPlan::run(bool strict) {
-  const at::NoGradGuard no_grad;
+LoadReport LoadPlan::check(bool strict) {
   LoadReport report = compare();
   const bool fits =
       misfits_.empty() && (!strict || (report.missing.empty() && report.unexpected.empty()));
@@ -123,11 +126,29 @@ LoadReport LoadPlan::run(bool strict) {
                     listed("unexpected", report.unexpected), listed("of other sizes", misfits_),
                     misfits_.empty() ? "\n  strict=false goes on without them" : "");
   for (const auto& request : requests_) {
-    request.action();
+    request.check();
   }
+  return report;
+}
+
+void LoadPlan::take() {
+  const at::NoGradGuard no_grad;
+  for (const auto& request : requests_) {
+    request.take();
+  }
+}
+
+void LoadPlan::finish() {
+  const at::NoGradGuard no_grad;
   for (const auto& action : actions_) {
     action();
   }
+}
+
+LoadReport LoadPlan::run(bool strict) {
+  LoadReport report = check(strict);
+  take();
+  finish();
   return report;
 }
 

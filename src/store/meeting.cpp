@@ -1,5 +1,7 @@
 #include "meeting.h"
 
+#include <fairshard/comm/reason.h>
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -23,13 +25,8 @@ std::string chunk_key(const std::string& key, size_t chunk) { return c10::str(ke
 
 }  // namespace
 
-Meeting::Meeting(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
-                 std::chrono::milliseconds timeout, const std::atomic<bool>& is_cancelled)
-    : store_(std::move(store)),
-      rank_(rank),
-      ranks_(ranks),
-      timeout_(timeout),
-      is_cancelled_(is_cancelled) {}
+Meeting::Meeting(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks, Patience patience)
+    : store_(std::move(store)), rank_(rank), ranks_(ranks), patience_(std::move(patience)) {}
 
 void Meeting::post(const std::string& key, char kind, const std::string& text) {
   size_t chunks = 0;
@@ -60,12 +57,24 @@ std::string Meeting::take(const std::string& key, int sender) {
 
 template <typename IsDone, typename Awaited>
 void Meeting::wait_until(IsDone is_done, Awaited awaited) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  using Clock = std::chrono::steady_clock;
+  const auto seconds = [](auto time) { return std::chrono::duration<double>(time).count(); };
+  const auto deadline = Clock::now() + patience_.timeout;
+  auto last_progress = Clock::now();
+  int64_t progress = -1;
   auto pause = kShortestPause;
   while (!is_done()) {
-    TORCH_CHECK(!is_cancelled_, "the save was given up");
-    TORCH_CHECK(std::chrono::steady_clock::now() < deadline, "rank ", rank_, " of ", ranks_,
-                " waited ", std::chrono::duration<double>(timeout_).count(), " s for ", awaited());
+    const auto now = Clock::now();
+    const int64_t found = patience_.is_ending ? patience_.progress() : -1;
+    if (!patience_.is_ending || found != progress) {
+      progress = found;
+      last_progress = now;
+    }
+    TORCH_CHECK(now - last_progress <= patience_.linger, "rank ", rank_, " of ", ranks_,
+                " was at its end, and ", seconds(patience_.linger), " s long nothing came from ",
+                awaited());
+    TORCH_CHECK(now < deadline, "rank ", rank_, " of ", ranks_, " waited ",
+                seconds(patience_.timeout), " s for ", awaited());
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
@@ -129,6 +138,27 @@ std::string Meeting::hear(const std::string& topic) {
   }
   wait_until([&] { return store_->check({topic}); }, [] { return "rank 0, which said nothing"; });
   return take(topic, 0);
+}
+
+void Meeting::agree() {
+  report("agreed", "");
+  if (rank_ == 0) {
+    try {
+      gather("agreed");
+    } catch (const std::exception& error) {
+      tell_error("all", comm::reason_of(error));
+      throw;
+    }
+    tell("all");
+  }
+  hear("all");
+}
+
+void Meeting::object(const std::string& reason) {
+  report_error("agreed", reason);
+  if (rank_ == 0) {
+    tell_error("all", reason);
+  }
 }
 
 bool Meeting::has_told(const std::string& topic) { return ranks_ > 1 && store_->check({topic}); }

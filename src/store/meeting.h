@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,22 @@ class Store;
 
 namespace fairshard::store {
 
-/// Messages of one save. Names of topics are used once.
+/// How long the ranks of a meeting wait for each other.
+struct Patience {
+  /// At most.
+  std::chrono::milliseconds timeout;
+  /// Becomes true when the Saver is at its end, and waits for nothing else.
+  const std::atomic<bool>& is_ending;
+  /// From then on: how long, while `progress` stays the same.
+  std::chrono::milliseconds linger;
+  std::function<int64_t()> progress;
+};
+
+/// Messages of one save or load. Names of topics are used once.
 class Meeting {
  public:
-  /// `store` may be null if there is one rank. When `is_cancelled` becomes true, waits end with an
-  /// error.
-  Meeting(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
-          std::chrono::milliseconds timeout, const std::atomic<bool>& is_cancelled);
+  /// `store` may be null if there is one rank.
+  Meeting(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks, Patience patience);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
@@ -44,6 +54,11 @@ class Meeting {
   /// Whether rank 0 has told already.
   bool has_told(const std::string& topic);
 
+  /// Returns when all ranks have agreed; throws if one has objected. Topics are "agreed" and "all".
+  void agree();
+  /// Instead of agree(), on a rank that has met something.
+  void object(const std::string& reason);
+
  private:
   void post(const std::string& key, char kind, const std::string& text);
   /// The text under a key; throws if it is an error.
@@ -57,8 +72,7 @@ class Meeting {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   int ranks_;
-  std::chrono::milliseconds timeout_;
-  const std::atomic<bool>& is_cancelled_;
+  Patience patience_;
 };
 
 }  // namespace fairshard::store

@@ -24,6 +24,17 @@ std::vector<std::string> rests_of_keys(const Map& map, const std::string& prefix
   return rests;
 }
 
+/// Calls `fn` with each stored range that has some of the elements, and with which of them.
+template <typename Fn>
+void for_each_overlap(const StoredEntry& entry, int64_t begin, int64_t end, Fn fn) {
+  // The first range that ends behind `begin`.
+  auto range = std::partition_point(entry.ranges.begin(), entry.ranges.end(),
+                                    [&](const StoredRange& r) { return r.end <= begin; });
+  for (; range != entry.ranges.end() && range->begin < end; ++range) {
+    fn(*range, std::max(begin, range->begin), std::min(end, range->end));
+  }
+}
+
 }  // namespace
 
 Reader::Reader(std::string directory)
@@ -63,8 +74,8 @@ SafetensorsFile& Reader::file(size_t number) {
   return *opened;
 }
 
-at::Tensor Reader::read(const std::string& key, const Layout& wanted, int64_t begin, int64_t end) {
-  const at::NoGradGuard no_grad;
+const StoredEntry& Reader::checked_entry(const std::string& key, const Layout& wanted,
+                                         int64_t begin, int64_t end) const {
   const StoredEntry& stored = entry(key);
   TORCH_CHECK_VALUE(stored.layout.has_sizes_of(wanted), directory_, ": '", key, "' has sizes ",
                     c10::IntArrayRef(stored.layout.sizes), ", but ", c10::IntArrayRef(wanted.sizes),
@@ -72,6 +83,12 @@ at::Tensor Reader::read(const std::string& key, const Layout& wanted, int64_t be
   TORCH_CHECK_INDEX(0 <= begin && begin <= end && end <= wanted.numel(), directory_, ": '", key,
                     "' has ", wanted.numel(), " elements, but those from ", begin, " to ", end,
                     " are wanted");
+  return stored;
+}
+
+at::Tensor Reader::read(const std::string& key, const Layout& wanted, int64_t begin, int64_t end) {
+  const at::NoGradGuard no_grad;
+  const StoredEntry& stored = checked_entry(key, wanted, begin, end);
   if (stored.layout.has_order_of(wanted)) {
     return read_stored(key, stored, begin, end).to(wanted.dtype);
   }
@@ -81,6 +98,16 @@ at::Tensor Reader::read(const std::string& key, const Layout& wanted, int64_t be
       at::empty_strided(wanted.sizes, wanted.strides, flat.options().dtype(wanted.dtype));
   ordered.copy_(flat.as_strided(stored.layout.sizes, stored.layout.strides));
   return memory_view(ordered).slice(0, begin, end).clone();
+}
+
+void Reader::check(const std::string& key, const Layout& wanted, int64_t begin, int64_t end) {
+  const StoredEntry& stored = checked_entry(key, wanted, begin, end);
+  const bool has_order = stored.layout.has_order_of(wanted);
+  const int64_t first = has_order ? begin : 0;
+  const int64_t last = has_order ? end : wanted.numel();
+  for_each_overlap(stored, first, last, [&](const StoredRange& range, int64_t from, int64_t to) {
+    verified_bytes(key, stored, range, from, to);
+  });
 }
 
 at::Tensor Reader::read(const std::string& key) {
@@ -95,19 +122,17 @@ at::Tensor Reader::read_stored(const std::string& key, const StoredEntry& entry,
   at::Tensor result = at::empty({end - begin}, at::TensorOptions(entry.layout.dtype));
   auto* const target = static_cast<char*>(result.mutable_data_ptr());
   const int64_t element = result.element_size();
-  // The first range that ends behind `begin`.
-  auto range = std::partition_point(entry.ranges.begin(), entry.ranges.end(),
-                                    [&](const StoredRange& r) { return r.end <= begin; });
-  for (; range != entry.ranges.end() && range->begin < end; ++range) {
-    const int64_t from = std::max(begin, range->begin);
-    const int64_t to = std::min(end, range->end);
-    copy_range(key, entry, *range, from, to, target + (from - begin) * element);
-  }
+  for_each_overlap(entry, begin, end, [&](const StoredRange& range, int64_t from, int64_t to) {
+    const std::string_view bytes = verified_bytes(key, entry, range, from, to);
+    if (!bytes.empty()) {
+      std::memcpy(target + (from - begin) * element, bytes.data(), bytes.size());
+    }
+  });
   return result;
 }
 
-void Reader::copy_range(const std::string& key, const StoredEntry& entry, const StoredRange& range,
-                        int64_t begin, int64_t end, char* target) {
+std::string_view Reader::verified_bytes(const std::string& key, const StoredEntry& entry,
+                                        const StoredRange& range, int64_t begin, int64_t end) {
   const SafetensorsFile& source = file(range.file);
   const StoredTensor& tensor = source.at(stored_name(key, entry, range));
   const auto element = static_cast<int64_t>(c10::elementSize(entry.layout.dtype));
@@ -120,9 +145,7 @@ void Reader::copy_range(const std::string& key, const StoredEntry& entry, const 
   const int64_t first = (begin - range.begin) * element;
   const int64_t last = (end - range.begin) * element;
   verify(key, range, bytes, source, first, last);
-  if (last > first) {
-    std::memcpy(target, bytes.data() + first, static_cast<size_t>(last - first));
-  }
+  return bytes.substr(static_cast<size_t>(first), static_cast<size_t>(last - first));
 }
 
 void Reader::verify(const std::string& key, const StoredRange& range, std::string_view bytes,

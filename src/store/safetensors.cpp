@@ -87,7 +87,7 @@ std::string header_text(const std::vector<TensorToWrite>& tensors, const std::ve
 class SafetensorsFile::Mapping {
  public:
   explicit Mapping(const std::string& path) {
-    const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     TORCH_CHECK(file >= 0, "cannot open ", path, ": ",
                 errno == ELOOP ? "it is a link" : std::strerror(errno));
     struct stat info {};
@@ -98,7 +98,7 @@ class SafetensorsFile::Mapping {
     }
     const int error = errno;
     close(file);
-    TORCH_CHECK(is_regular, "cannot read ", path, ": it is no regular file");
+    TORCH_CHECK(is_regular, path, ": it is no regular file");
     TORCH_CHECK(start_ != MAP_FAILED, "cannot map ", path, ": ", std::strerror(error));
   }
   ~Mapping() {

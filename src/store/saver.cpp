@@ -1,4 +1,5 @@
 #include "files.h"
+#include "folder_lock.h"
 #include "host_copies.h"
 #include "meeting.h"
 #include "share.h"
@@ -57,7 +58,7 @@ void save_as_leader(const std::string& root, int64_t step, const State& state, i
     throw;
   }
   try {
-    prune(root, keep);
+    prune(root, keep, step);
   } catch (const std::exception& error) {
     TORCH_WARN("step ", step, " was saved, but older checkpoints in ", root,
                " could not be removed: ", comm::reason_of(error));
@@ -75,15 +76,19 @@ class Saver::Work {
                       ", but must not be negative");
     TORCH_CHECK_VALUE(options.timeout_s() > 0, "timeout_s is ", options.timeout_s(),
                       ", but must be above 0");
+    TORCH_CHECK_VALUE(options.linger_s() >= 0, "linger_s is ", options.linger_s(),
+                      ", but must not be negative");
     if (group_ && group_->size() > 1) {
       store_ = group_->new_store("checkpoints");
     }
   }
 
   ~Work() {
-    is_cancelled_ = true;
-    if (thread_.joinable()) {
-      thread_.join();
+    is_ending_ = true;
+    try {
+      wait();
+    } catch (const std::exception& error) {
+      TORCH_WARN("at the end of a run: ", comm::reason_of(error));
     }
   }
   Work(const Work&) = delete;
@@ -93,10 +98,30 @@ class Saver::Work {
   int rank() const { return group_ ? group_->rank() : 0; }
   int ranks() const { return group_ ? group_->size() : 1; }
 
-  void run(int64_t step, const State& state) {
+  /// On rank 0: makes the folder, and takes it for this process.
+  void claim() {
+    if (!lock_) {
+      make_directories(root_);
+      lock_ = lock_folder(root_);
+    }
+  }
+
+  void together(const std::function<void()>& work) {
     Meeting meeting = meet();
     try {
+      work();
+    } catch (const std::exception& error) {
+      meeting.object(comm::reason_of(error));
+      throw;
+    }
+    meeting.agree();
+  }
+
+  void run(int64_t step, const State& state) {
+    Meeting meeting = meet(step);
+    try {
       if (rank() == 0) {
+        claim_or_tell(meeting);
         save_as_leader(root_, step, state, options_.keep(), meeting);
       } else {
         write_together(Staging(root_, step), step, state, meeting);
@@ -110,7 +135,12 @@ class Saver::Work {
     Meeting meeting = meet();
     std::string found;
     if (rank() == 0) {
-      found = latest_checkpoint(root_).value_or("");
+      try {
+        found = latest_checkpoint(root_).value_or("");
+      } catch (const std::exception& error) {
+        meeting.tell_error("latest", comm::reason_of(error));
+        throw;
+      }
       meeting.tell("latest", found);
     } else {
       found = meeting.hear("latest");
@@ -143,12 +173,26 @@ class Saver::Work {
   bool is_done() const { return !is_running_; }
 
  private:
-  Meeting meet() {
-    const auto timeout =
-        std::chrono::milliseconds(static_cast<int64_t>(options_.timeout_s() * 1000) + 1);
+  void claim_or_tell(Meeting& meeting) {
+    try {
+      claim();
+    } catch (const std::exception& error) {
+      meeting.tell_error("begin", comm::reason_of(error));
+      throw;
+    }
+  }
+
+  /// `step` is that of a save, whose files grow.
+  Meeting meet(std::optional<int64_t> step = std::nullopt) {
+    const auto milliseconds = [](double seconds) {
+      return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000) + 1);
+    };
+    const auto written = [this, step] { return step ? Staging(root_, *step).written_bytes() : 0; };
     const std::string name = std::to_string(meetings_++);
     const auto store = store_ ? c10::make_intrusive<c10d::PrefixStore>(name, store_) : nullptr;
-    return {store, rank(), ranks(), timeout, is_cancelled_};
+    return {store, rank(), ranks(),
+            Patience{milliseconds(options_.timeout_s()), is_ending_,
+                     milliseconds(options_.linger_s()), written}};
   }
 
   std::optional<comm::Group> group_;
@@ -157,7 +201,8 @@ class Saver::Work {
   c10::intrusive_ptr<c10d::Store> store_;
   HostCopies copies_;
   uint64_t meetings_ = 0;
-  std::atomic<bool> is_cancelled_ = false;
+  std::shared_ptr<FolderLock> lock_;
+  std::atomic<bool> is_ending_ = false;
   std::atomic<bool> is_running_ = false;
   /// Written by the thread, read after it was joined.
   std::exception_ptr error_;
@@ -184,6 +229,20 @@ void Saver::save_async(int64_t step, State state) {
   checkpoint_name(step);
   work_->wait();
   work_->start(step, std::move(state));
+}
+
+void Saver::claim() {
+  work_->wait();
+  work_->together([this] {
+    if (work_->rank() == 0) {
+      work_->claim();
+    }
+  });
+}
+
+void Saver::together(const std::function<void()>& work) {
+  work_->wait();
+  work_->together(work);
 }
 
 std::optional<std::string> Saver::latest() {

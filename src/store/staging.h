@@ -23,6 +23,8 @@ class Staging {
   /// Writes the manifest, brings everything to the disk and gives the folder its name. From here on
   /// it is the newest checkpoint. One of the same step is replaced.
   void publish(const Manifest& manifest) const;
+  /// How much the ranks have written so far.
+  int64_t written_bytes() const;
   /// Removes it, as far as that is possible.
   void discard() const noexcept;
 
@@ -32,8 +34,8 @@ class Staging {
   std::string path_;
 };
 
-/// Removes all but the newest `keep` checkpoints; 0 keeps all.
-void prune(const std::string& root, int64_t keep);
+/// Of the checkpoints up to the one of step `newest`, removes all but the last `keep`; 0 keeps all.
+void prune(const std::string& root, int64_t keep, int64_t newest);
 
 /// Reads the manifest of a folder.
 Manifest read_manifest(const std::string& directory);

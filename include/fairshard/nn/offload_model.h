@@ -2,6 +2,7 @@
 // OffloadModel: trains a model that does not fit on the device. Its weights and their gradients are
 // in host memory; the device has those of a few slices at a time.
 
+#include <fairshard/nn/any_module.h>
 #include <fairshard/page/optimizer_worker.h>
 #include <fairshard/page/pager.h>
 
@@ -71,6 +72,17 @@ class OffloadModel {
 
   /// Its modules are the blocks. Throws before anything has changed.
   explicit OffloadModel(const torch::nn::Sequential& model, const OffloadOptions& options = {});
+  /// The same for `*model`.
+  explicit OffloadModel(torch::nn::SequentialImpl& model, const OffloadOptions& options = {})
+      : OffloadModel(torch::nn::Sequential(shared_module(model)), options) {}
+  /// Says what to do with another module, in place of a page of what cannot be done.
+  template <AnyModule Module>
+    requires(!AnyModuleOf<Module, torch::nn::SequentialImpl>)
+  explicit OffloadModel(const Module& /*model*/, const OffloadOptions& /*options*/ = {}) {
+    static_assert(AnyModuleOf<Module, torch::nn::SequentialImpl>,
+                  "OffloadModel takes a torch::nn::Sequential (model or *model), or a "
+                  "std::vector<OffloadBlock> that says what the blocks of another module are");
+  }
   /// For a model of any other kind.
   explicit OffloadModel(std::vector<OffloadBlock> blocks, const OffloadOptions& options = {});
   ~OffloadModel();

@@ -1,6 +1,7 @@
 #pragma once
 // SlowMoDistributedDataParallel: data parallelism that synchronises nodes rarely.
 
+#include <fairshard/nn/any_module.h>
 #include <fairshard/nn/sharded_data_parallel.h>
 #include <fairshard/outer/synchroniser.h>
 
@@ -48,8 +49,9 @@ class SlowMoBase : private DataParallelBase {
   /// @}
 
   /// Call it after every step of the optimizer, which must have all trainable parameters of the
-  /// module. `masters`, if given, are full-precision values of all parameters, in their order,
-  /// which the optimizer has instead. Collective over all ranks; blocks while nodes synchronise.
+  /// module and must not be an OSS, which would bring nodes together in every step. `masters`, if
+  /// given, are full-precision values of all parameters, in their order, which the optimizer has
+  /// instead. Collective over all ranks; blocks while nodes synchronise.
   outer::StepResult perform_slowmo(torch::optim::Optimizer& optimizer,
                                    const std::vector<at::Tensor>& masters = {});
 
@@ -100,22 +102,43 @@ class SlowMoBase : private DataParallelBase {
   bool has_warned_ = false;
 };
 
-/// Wraps a module holder (torch::nn::Sequential, or what TORCH_MODULE makes) and forwards to it.
-/// Rank r is on node r / ranks_per_node. Gradients are averaged inside a node in every backward;
-/// between nodes something travels only in perform_slowmo(). Construction takes rank 0's parameters
-/// and buffers to all, and is collective; so is every backward.
+namespace detail {
+
+/// How a module is kept: by its holder, where that is known, else by a shared_ptr.
+template <typename T>
+struct KeptModule {
+  using Type = std::shared_ptr<fairshard::ModuleClass<T>>;
+};
+template <typename T>
+  requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>
+struct KeptModule<T> {
+  using Type = T;
+};
+
+}  // namespace detail
+
+/// Wraps a module, given as itself (`*model`), by its holder (`model`: torch::nn::Sequential, or
+/// what TORCH_MODULE makes) or by a shared_ptr, and forwards to it. Rank r is on node r /
+/// ranks_per_node. Gradients are averaged inside a node in every backward; between nodes something
+/// travels only in perform_slowmo(). Construction takes rank 0's parameters and buffers to all, and
+/// is collective; so is every backward.
 ///
-///   SlowMoDistributedDataParallel<torch::nn::Sequential> parallel(group, model, 8);
+///   SlowMoDistributedDataParallel parallel(group, model, 8);
 ///   loss_of(parallel.forward(input)).backward();
 ///   optimizer.step();
 ///   parallel.perform_slowmo(optimizer);
-template <typename Holder>
+template <AnyModule Module>
 class SlowMoDistributedDataParallel : public SlowMoBase {
  public:
+  /// A holder or a shared_ptr.
+  using Kept = typename detail::KeptModule<Module>::Type;
+
   /// Collective; blocks.
-  SlowMoDistributedDataParallel(const comm::Group& world, Holder module, int ranks_per_node,
+  template <AnyModuleOf<ModuleClass<Module>> Given>
+  SlowMoDistributedDataParallel(const comm::Group& world, const Given& module, int ranks_per_node,
                                 const SlowMoOptions& options = {})
-      : SlowMoBase(world, module.ptr(), ranks_per_node, options), module_(std::move(module)) {}
+      : SlowMoBase(world, shared_module(module), ranks_per_node, options),
+        module_(shared_module(module)) {}
 
   /// The module's own, after what has to come before it.
   template <typename... Arguments>
@@ -130,12 +153,19 @@ class SlowMoDistributedDataParallel : public SlowMoBase {
   }
 
   /// What is wrapped.
-  Holder& module() { return module_; }
+  Kept& module() { return module_; }
   /// Leads to the module's members.
   auto* operator->() { return module_.get(); }
 
  private:
-  Holder module_;
+  Kept module_;
 };
+
+template <AnyModule Given>
+SlowMoDistributedDataParallel(const comm::Group&, const Given&,
+                              int) -> SlowMoDistributedDataParallel<Given>;
+template <AnyModule Given>
+SlowMoDistributedDataParallel(const comm::Group&, const Given&, int,
+                              const SlowMoOptions&) -> SlowMoDistributedDataParallel<Given>;
 
 }  // namespace fairshard

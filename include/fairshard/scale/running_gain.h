@@ -25,7 +25,9 @@ struct RunningGainOptions {
 ///   sigma2 = scale/n * (sum |g_i|^2 - n |g|^2) / (n - 1),   mu2 = |g|^2 - sigma2 / scale,
 /// and the gain is (E sigma2 + E mu2) / (E sigma2 / scale + E mu2), between 1 and `scale`, with
 /// running means for E (AdaScale, arXiv 2007.05105). So many steps of a normal batch are worth one
-/// step of this.
+/// step of this. A normal batch is n/scale parts, and what a part is does not change during
+/// training: when n or `scale` do, the mean of sigma2 is multiplied by what scale/n is multiplied
+/// by.
 ///
 /// All values are tensors of one element per parameter group, and nothing here waits for a GPU.
 class RunningGain {
@@ -47,6 +49,8 @@ class RunningGain {
   /// `updates_estimate`: the same parts now make up another number of normal batches, so that the
   /// variance of one is another.
   void set_scale(double scale, bool updates_estimate);
+  /// A normal batch is made up of another number of parts, and its variance is another by so much.
+  void multiply_variances(double factor);
   double smoothing() const;
 
   /// Three rows: means of sigma2, means of mu2, the weight that each has got (or, without

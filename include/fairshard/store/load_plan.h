@@ -53,13 +53,23 @@ class LoadPlan {
   void then(std::function<void()> action);
 
   /// Throws c10::ValueError with all keys that are missing, unexpected or of other sizes; with
-  /// `strict` false, missing and unexpected ones are only reported. Then does everything.
+  /// `strict` false, missing and unexpected ones are only reported. Then reads all that is asked
+  /// for and compares its checksums. Nothing is taken yet.
+  LoadReport check(bool strict = true);
+  /// Takes everything. To be called after check().
+  void take();
+  /// Does what was left for the end, which may be collective. To be called after take().
+  void finish();
+  /// All three. Where there are several ranks, they agree after each of the first two, so that all
+  /// load or none does; see Saver::together().
   LoadReport run(bool strict = true);
 
  private:
+  /// Something to be taken.
   struct Request {
-    std::string key;
-    std::function<void()> action;
+    /// Throws if the file is damaged there.
+    std::function<void()> check;
+    std::function<void()> take;
   };
 
   LoadReport compare() const;

@@ -39,14 +39,19 @@ class Reader {
   at::Tensor read(const std::string& key, const Layout& wanted, int64_t begin, int64_t end);
   /// A whole tensor, row-major, in its own dtype.
   at::Tensor read(const std::string& key);
+  /// Throws what read() would, and returns nothing: files are opened and checksums compared.
+  void check(const std::string& key, const Layout& wanted, int64_t begin, int64_t end);
 
  private:
   const StoredEntry& entry(const std::string& key) const;
   SafetensorsFile& file(size_t number);
+  const StoredEntry& checked_entry(const std::string& key, const Layout& wanted, int64_t begin,
+                                   int64_t end) const;
   at::Tensor read_stored(const std::string& key, const StoredEntry& entry, int64_t begin,
                          int64_t end);
-  void copy_range(const std::string& key, const StoredEntry& entry, const StoredRange& range,
-                  int64_t begin, int64_t end, char* target);
+  /// The bytes of elements that are all in one range, as they are in the file, after verify().
+  std::string_view verified_bytes(const std::string& key, const StoredEntry& entry,
+                                  const StoredRange& range, int64_t begin, int64_t end);
   void verify(const std::string& key, const StoredRange& range, std::string_view bytes,
               const SafetensorsFile& file, int64_t first_byte, int64_t last_byte);
 

@@ -61,6 +61,64 @@ TEST(Checkpoint, ValuesTensorsAndGeneratorsComeBack) {
   expect_error([&] { other.load(); }, {"'name'"});
 }
 
+TEST(Checkpoint, NumbersOfAllSizesAndVectorsComeBack) {
+  const TemporaryDirectory directory;
+  int count = -3;
+  uint8_t small = 200;
+  size_t large = std::numeric_limits<size_t>::max();
+  float rate = 0.25F;
+  std::vector<double> losses = {1.5, std::numeric_limits<double>::infinity()};
+  std::vector<int> order = {3, 1, 2};
+  std::vector<bool> seen = {true, false};
+  std::vector<std::string> names = {"a", ""};
+  std::vector<int64_t> none;
+  const auto add_all = [&](Checkpoint& checkpoint) {
+    checkpoint.add("count", &count).add("small", &small).add("large", &large).add("rate", &rate);
+    checkpoint.add("losses", &losses).add("order", &order).add("seen", &seen);
+    checkpoint.add("names", &names).add("none", &none);
+  };
+  Checkpoint checkpoint(directory.path());
+  add_all(checkpoint);
+  checkpoint.save(1);
+  count = small = 0;
+  large = 0;
+  rate = 0;
+  losses = {};
+  order = {7};
+  seen = {};
+  names = {};
+  none = {1};
+  checkpoint.load();
+  EXPECT_EQ(std::tie(count, small, large, rate),
+            std::make_tuple(-3, 200, std::numeric_limits<size_t>::max(), 0.25F));
+  EXPECT_EQ(losses, (std::vector<double>{1.5, std::numeric_limits<double>::infinity()}));
+  EXPECT_EQ(order, (std::vector<int>{3, 1, 2}));
+  EXPECT_EQ(seen, (std::vector<bool>{true, false}));
+  EXPECT_EQ(names, (std::vector<std::string>{"a", ""}));
+  EXPECT_TRUE(none.empty());
+}
+
+TEST(Checkpoint, ValuesThatDoNotFitAreNamed) {
+  const TemporaryDirectory directory;
+  int count = -300;
+  std::vector<int> order = {3, 1};
+  Checkpoint(directory.path()).add("count", &count).add("order", &order).save(1);
+  const auto error_for = [&](const std::string& name, auto value) {
+    return test::error_of([&] { Checkpoint(directory.path()).add(name, &value).load(); });
+  };
+  const auto expect_words = [](const std::string& error, const std::string& words) {
+    EXPECT_NE(error.find(words), std::string::npos) << error;
+  };
+  expect_words(error_for("count", int8_t{0}), "value 'count' of the checkpoint is -300");
+  expect_words(error_for("count", int8_t{0}), "does not fit");
+  expect_words(error_for("count", unsigned{0}), "does not fit");
+  expect_words(error_for("count", false), "of another kind");
+  expect_words(error_for("count", std::string()), "of another kind");
+  expect_words(error_for("count", std::vector<int>()), "a list is wanted");
+  expect_words(error_for("order", 0), "a single value is wanted");
+  expect_words(error_for("order", std::vector<std::string>()), "of another kind");
+}
+
 TEST(Checkpoint, ScalersGoOn) {
   const TemporaryDirectory directory;
   launch_threads(2, [&](Group group) {

@@ -11,7 +11,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 namespace fairshard::comm {
@@ -91,6 +94,59 @@ TEST(Init, AMissingServerIsNamed) {
   test::expect_error(
       [&] { init_process_group(tcp_environment(1, 2, port), GroupOptions().timeout_s(0.3)); },
       {"rank 1 of 2", "MASTER_ADDR=127.0.0.1", std::to_string(port), "rank 0"});
+}
+
+TEST(Init, AServerThatSaysNothingIsGivenUpInTime) {
+  const LoopbackPort port(true);  // connections come to be, and nobody answers
+  const auto start = std::chrono::steady_clock::now();
+  test::expect_error(
+      [&] {
+        init_process_group(tcp_environment(1, 2, port.number()), GroupOptions().timeout_s(0.3));
+      },
+      {"rank 1 of 2", "no answer within 0.3"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+/// The addresses at which this machine listens on a port, as /proc has them.
+std::vector<std::string> listeners_on(int port) {
+  std::vector<std::string> addresses;
+  for (const char* const table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream fields(line);
+      std::string number;
+      std::string local;
+      std::string remote;
+      std::string state;
+      fields >> number >> local >> remote >> state;
+      const size_t colon = local.find(':');
+      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
+        addresses.push_back(local.substr(0, colon));
+      }
+    }
+  }
+  return addresses;
+}
+
+TEST(Init, TheStoreOfOneMachineListensOnLoopbackAlone) {
+  const int port = LoopbackPort(false).number();
+  std::vector<std::string> seen;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Environment env = tcp_environment(rank, 2, port);
+      env.master_addr = "any.name.of.this.machine";
+      const Group group = init_process_group(env);
+      if (rank == 0) {
+        seen = listeners_on(port);
+      }
+      barrier(group);
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(seen, std::vector<std::string>{"0100007F"});
 }
 
 TEST(Init, MissingPeersAreNamedAfterTheTimeout) {

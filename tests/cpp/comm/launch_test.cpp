@@ -4,6 +4,7 @@
 #include <fairshard/comm.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -196,6 +198,17 @@ TEST(Launch, OpensNoPortToTheNetwork) {
     barrier(group);
   });
   EXPECT_EQ(pipe.read_all(), std::to_string(before));
+}
+
+TEST(Launch, OmpNumThreadsCounts) {
+  const char* const before = std::getenv("OMP_NUM_THREADS");
+  const std::string kept = before ? before : "";
+  setenv("OMP_NUM_THREADS", "3", 1);
+  launch(2, [](Group) { TORCH_CHECK(at::get_num_threads() == 3, "not three threads"); });
+  launch(
+      2, [](Group) { TORCH_CHECK(at::get_num_threads() == 2, "not two threads"); },
+      LaunchOptions().threads(2));
+  before ? setenv("OMP_NUM_THREADS", kept.c_str(), 1) : unsetenv("OMP_NUM_THREADS");
 }
 
 TEST(Launch, BadInputIsNamed) {

@@ -259,7 +259,7 @@ TEST(Saver, EndingGivesUpASaveThatWaitsForOthers) {
   const TemporaryDirectory directory;
   launch_threads(2, [&](Group group) {
     if (group.rank() == 0) {
-      Saver saver(group, directory.path());
+      Saver saver(group, directory.path(), SaverOptions().linger_s(0.05));
       saver.save_async(1, saver.new_state());  // rank 1 never comes; the timeout is half an hour
     }
   });

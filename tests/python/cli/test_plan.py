@@ -1,6 +1,7 @@
 """``fairshard plan``: tables, errors, and predictions beside what the trainer measures."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -106,6 +107,39 @@ def test_models_from_files(tmp_path):
     assert "Activations are not counted" in run("--parameters", 1000).stdout
 
 
+def test_a_model_is_paged_only_where_nothing_else_fits():
+    for arguments in (("--parameters", 10_000_000), ("--size", "micro"), ("--size", "large", "--ranks", 2)):
+        _, rows = plan(*arguments, "--device-memory", "80GB")
+        (best,) = (name for name, row in rows.items() if row["is_best"])
+        assert "offload" not in best
+    _, rows = plan("--parameters", 10_000_000_000, "--device-memory", "80GB")
+    (best,) = (name for name, row in rows.items() if row["is_best"])
+    assert "offload" in best
+
+
+def test_where_nothing_fits_the_library_s_own_way_is_named():
+    """70 billion parameters with AdamW in float32 are 16 bytes each: 131 GiB on each of eight ranks at least."""
+    result = run("--parameters", 70_000_000_000, "--ranks", 8, "--device-memory", "160GB", "--host-memory", "100GB")
+    assert result.returncode == 0
+    assert re.search(
+        r"release_parameters and overlap_gather would need about 1[345]\d\.\d GiB, which fits", result.stdout
+    )
+    result = run("--parameters", 70_000_000_000, "--ranks", 8, "--device-memory", "80GB", "--host-memory", "100GB")
+    assert "which does not fit either" in result.stdout
+
+
+def test_the_version_is_there():
+    result = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True)
+    assert result.returncode == 0
+    assert re.fullmatch(r"fairshard \d+\.\d+\.\d+ with torch \d+\.\d+.*\n", result.stdout)
+
+
+def test_an_unknown_command_is_named():
+    result = subprocess.run([PROGRAM, "trian", "--steps=3"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "there is no command 'trian'; there are: consolidate" in result.stderr and " train" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -118,6 +152,20 @@ def test_models_from_files(tmp_path):
         (["--width", 100, "--heads", 3], 1, "--width 100 is not a multiple of --heads 3"),
         (["--device-memory", "much"], 2, "much"),
         (["--steps", 3], 2, "--steps requires --measure"),
+        (["--parameters", -5], 2, "-5 is not a whole number from 1"),
+        (["--parameters", "1e30"], 2, "1e30 is not a whole number"),
+        (["--parameters", 10**18], 2, "--parameters"),
+        (["--link", "nan"], 2, "--link: nan is not a number above 0"),
+        (["--compute", "inf"], 2, "--compute: inf is not a number above 0"),
+        (["--compute", -1], 2, "--compute: -1 is not a number above 0"),
+        (["--batch", -8], 2, "--batch: -8 is not a whole number"),
+        (["--batch", "99999999999999999999"], 2, "--batch"),
+        (["--layers", 10**9], 2, "--layers"),
+        (["--layers", 10**6, "--width", 10**6, "--heads", 1], 1, "no more than 1000000000000000 are planned for"),
+        (["--ranks", -1], 2, "--ranks"),
+        (["--slices", 0], 2, "--slices"),
+        (["--device-memory", "-5GB"], 2, "--device-memory"),
+        (["--device-memory", "nanGB"], 2, "--device-memory"),
     ],
 )
 def test_bad_options_are_named(arguments, code, words):

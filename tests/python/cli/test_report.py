@@ -1,5 +1,7 @@
 """``fairshard report``: a page of generated logs, opened in a real browser."""
 
+import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -161,6 +163,38 @@ def test_long_runs_are_thinned_with_their_extremes(chromium, tmp_path):
     with opened_page(chromium, page) as (opened, troubles):
         assert "thinned" in opened.inner_text("footer")
         assert troubles == []
+
+
+def test_only_our_own_scripts_and_styles_may_run(tmp_path):
+    page = make_page(tmp_path, run_lines()).read_text()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page).group(1)
+    assert "unsafe" not in policy
+
+    def hashes(element):
+        texts = re.findall(rf"<{element}>(.*?)</{element}>", page, flags=re.S)
+        return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts]
+
+    sources = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert sources["script-src"].split() == hashes("script") and len(hashes("script")) == 2
+    assert sources["style-src"].split() == hashes("style") and len(hashes("style")) == 1
+
+
+def test_a_page_is_complete_or_the_old_one(tmp_path):
+    log = write_log(tmp_path / "run.jsonl", run_lines())
+    result, page = report(log, folder=tmp_path)
+    assert result.returncode == 0
+    before = page.read_text()
+    command = f"trap '' XFSZ; ulimit -f 16; exec {PROGRAM} report {log} -o {page}"  # as on a disk that is full
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert result.returncode == 1 and "File too large" in result.stderr
+    assert page.read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([log.name, page.name])
+    link = tmp_path / "link.html"
+    link.symlink_to(page)
+    assert subprocess.run([PROGRAM, "report", log, "-o", link], capture_output=True).returncode == 0
+    assert link.is_symlink() and page.read_text() == before
+    shown = subprocess.run([PROGRAM, "report", log, "-o", "/dev/stdout"], capture_output=True, text=True)
+    assert shown.stdout.startswith("<!doctype html>")
 
 
 def test_a_resumed_run_is_one_curve(tmp_path):

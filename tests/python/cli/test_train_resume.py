@@ -4,12 +4,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from support.trainer import environment, read_log, run, torchrun, train, trainer, write_text
+from support.running import Running
+from support.trainer import read_log, run, torchrun, train, trainer, write_text
 
 BITS, SUMS = 0.0, 2e-5  # see test_train_combinations.py
 SAVING = {"steps": 12, "save_every": 2, "keep": 0}
@@ -24,30 +23,6 @@ def text(tmp_path_factory):
 def whole(text, tmp_path_factory):
     """The run that was never stopped."""
     return train(text, tmp_path_factory.mktemp("whole") / "log.jsonl", ranks=2, steps=12)
-
-
-class Running:
-    """A run whose lines are read as they come."""
-
-    def __init__(self, *command):
-        self.process = subprocess.Popen(
-            command, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def wait_for(self, words):
-        lines = []
-        while not lines or words not in lines[-1]:
-            lines.append(self.process.stderr.readline())
-            assert lines[-1], "".join(lines)
-
-    def end(self):
-        output, errors = self.process.communicate(timeout=100)
-        return self.process.returncode, output, errors
-
-
-def ranks_of(process):
-    """The processes that a run has started."""
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def stop_after(step, runs):
@@ -116,7 +91,7 @@ def test_sigterm_saves_and_ends_well(text, tmp_path, asked):
     options = {"ranks": 2, "save": tmp_path / "runs", "save_every": 0, "log": tmp_path / "log.jsonl"}
     running = Running(*trainer(text, steps=1_000_000, **options))
     running.wait_for("step")
-    os.kill(running.process.pid if asked == "the program" else ranks_of(running.process)[1], signal.SIGTERM)
+    os.kill(running.process.pid if asked == "the program" else running.ranks[1], signal.SIGTERM)
     code, _, errors = running.end()
     assert code == 0, errors
     step = int(re.search(r"ended by SIGTERM after step (\d+), which was saved in", errors).group(1))
@@ -151,7 +126,7 @@ def test_torchrun_brings_back_a_run_whose_rank_was_killed(text, tmp_path):
         *trainer(text, steps=300, log=log, **options),
     )
     running.wait_for(" 30/300")  # the save of step 20 has begun, so that of step 10 is complete
-    os.kill(ranks_of(running.process)[-1], signal.SIGKILL)
+    os.kill(running.ranks[-1], signal.SIGKILL)
     code, _, errors = running.end()
     assert code == 0, errors
     restarted = read_log(log)

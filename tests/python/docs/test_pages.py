@@ -122,3 +122,37 @@ def test_paths_in_the_text_exist():
             r"`((?:benchmarks|examples|tests|scripts|docs|include|src|python)/[\w./-]+)`", page.read_text()
         ):
             assert Path(ROOT / path).exists(), f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize("name", ["planner", "choosing"])
+def test_tables_of_the_planner_are_what_it_prints(name):
+    text = pages.read(name)
+    (command, expected) = re.search(r"^\$ build/bin/fairshard (plan .*)\n((?:.*\n)*?)```", text, flags=re.M).groups()
+    result = subprocess.run([ROOT / "build/bin/fairshard", *command.split()], capture_output=True, text=True)
+    assert result.stdout == expected
+
+
+def test_the_first_command_of_the_trainer_runs_in_a_fresh_folder(tmp_path):
+    (tmp_path / "build").symlink_to(ROOT / "build")
+    command = re.search(r"^(build/bin/fairshard train [^#\n]*)", pages.read("trainer"), flags=re.M).group(1)
+    small = ["--size=nano", "--steps=2", "--batch=2", "--device=cpu"]
+    result = subprocess.run([*command.split(), *small], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "runs/a/step-00000002").is_dir() and (tmp_path / "runs/a.jsonl").is_file()
+
+
+def test_make_help_lists_every_target():
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    described = re.findall(r"^([a-z][a-z -]*):.*## ", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert {"asan tsan", "test", "fuzz"} <= set(described)
+    assert all(f"make {target} " in shown for target in described)
+
+
+def test_the_table_of_what_goes_together_is_symmetric():
+    rows = re.findall(r"^\| (\w+) \|(.*)\|$", pages.read("choosing").split("## What goes together")[1], flags=re.M)
+    kinds = [kind for kind, _ in rows]
+    cells = {kind: [cell.strip() for cell in rest.split("|")] for kind, rest in rows}
+    for row, kind in enumerate(kinds):
+        for column, other in enumerate(kinds):
+            assert cells[kind][column] == cells[other][row], (kind, other)
+    assert all(cells[kind][-1].startswith("yes") for kind in kinds)  # all of them can be saved

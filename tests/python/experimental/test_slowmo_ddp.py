@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fairshard.experimental.nn.data_parallel import SlowMoBaseAlgorithm, SlowMoDistributedDataParallel
+from fairshard.optim import OSS, AdaScale
 from support.models import inputs, loss_of, mlp, values
 from support.ranks import device
 
@@ -215,3 +216,25 @@ def _errors(rank, world_size):
 
 def test_bad_input_is_refused_by_name_and_value(run_ranks):
     assert all(run_ranks(2, _errors))
+
+
+def _oss(rank, world_size):
+    for wrap in (lambda oss: oss, AdaScale):
+        model = mlp(rank)
+        parallel = SlowMoDistributedDataParallel(model, 1, **SLOW)
+        optimizer = wrap(OSS(model.parameters(), torch.optim.SGD, lr=0.1))
+        before = values(model)
+        loss_of(parallel(inputs(rank, 0))).backward()
+        with pytest.raises(ValueError, match=r"does not work with an OSS.*nodes would never train apart"):
+            optimizer.step()
+        assert all(ours.equal(theirs) for ours, theirs in zip(values(model), before, strict=True))
+    with pytest.raises(ValueError, match="does not work with an OSS"):
+        parallel.perform_slowmo(OSS(model.parameters(), torch.optim.SGD, lr=0.1))
+    other = mlp(rank)  # which is no part of it
+    optimizer = OSS(other.parameters(), torch.optim.SGD, lr=0.1)
+    loss_of(other(inputs(0, 0))).backward()
+    optimizer.step()
+
+
+def test_an_oss_is_refused_before_it_steps(run_ranks):
+    run_ranks(2, _oss)

@@ -86,6 +86,31 @@ def test_given_scales_and_smoothing(options):
         simulation.check(ada, model, step)
 
 
+@pytest.mark.parametrize("first", ["scale", "accumulation"])
+@pytest.mark.parametrize("count", [3, 6, 9])
+def test_a_normal_batch_that_stays_one_keeps_its_variance(count, first):
+    """Scale and accumulation change together: a part is a normal batch before and after, whichever is set first.
+
+    FairScale multiplies the variance by the old scale over the new one instead: then neither the variance of a normal
+    batch stays, nor that of the whole batch.
+    """
+    model = torch.nn.Linear(2, 2, bias=False)
+    ada = AdaScale(SGD(model.parameters(), lr=0.1), num_gradients_to_accumulate=2)
+    for x in ([0.0, 1.0], [1.0, 0.0]):
+        (model(torch.tensor(x)).sum() / 2).backward()
+    assert ada.gain() == pytest.approx(2.0)  # a variance of 2, and a mean of square norm 0
+    ada.step()
+    ada.zero_grad()
+    changes = {"scale": ada.set_scale, "accumulation": ada.set_num_gradients_to_accumulate}
+    for change in sorted(changes, key=lambda name: name != first):
+        changes[change](count)
+    for _ in range(count):  # without any variance, and with a mean of square norm 2
+        (model(torch.tensor([0.0, 1.0])).sum() / count).backward()
+    keep = 1 - count / 1000
+    variance, square = keep * (2 / 1000) * 2, (1 - keep) * 2
+    assert ada.gain() == pytest.approx((variance + square) / (variance / count + square), rel=1e-3)
+
+
 def test_each_group_has_its_gain_and_a_late_one_its_own_averages():
     model, ada = _alone(groups=first_layers, smoothing=0.9)
     simulation = Simulation(groups=first_layers, smoothing=0.9)

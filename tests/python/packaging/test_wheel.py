@@ -1,5 +1,6 @@
 """``pip install .`` gives the package, its extension, the program, the C++ headers and the CMake configuration."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,19 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def build():
+def build(tmp_path_factory):
     """The folder that `make build` filled: to compile all of it once more would take ten minutes. A wheel is configured
-    in another way, so afterwards the folder is made again what it was."""
+    and linked in another way, so afterwards the folder is made again what it was: else `cmake --install` would find
+    libraries with other search paths than those that it wants to change."""
     folder = ROOT / "build"
-    cache = folder / "CMakeCache.txt"
-    before = cache.read_bytes()
+    linked = [*(folder / "lib").iterdir(), folder / "bin/fairshard", *(ROOT / "python/fairshard").glob("_core*.so")]
+    kept = [folder / "CMakeCache.txt", folder / ".ninja_log", folder / ".ninja_deps", *linked]
+    for number, file in enumerate(kept):
+        shutil.copy2(file, tmp_path_factory.getbasetemp() / f"kept-{number}", follow_symlinks=False)
     yield folder
-    cache.write_bytes(before)
+    for number, file in enumerate(kept):
+        file.unlink()
+        shutil.copy2(tmp_path_factory.getbasetemp() / f"kept-{number}", file, follow_symlinks=False)
     subprocess.run(["cmake", folder], check=True, capture_output=True)
 
 
@@ -43,3 +49,10 @@ def test_an_installed_wheel_works(tmp_path, build):
     result = run("-m", "fairshard", "inspect", tmp_path)
     assert "no complete checkpoint" in result.stderr, result.stderr
     assert result.returncode == 1
+
+
+def test_the_build_can_be_installed_after_a_wheel_was_made(tmp_path):
+    """Comes after the test above, which has linked it in another way meanwhile."""
+    command = ["cmake", "--install", ROOT / "build", "--prefix", tmp_path / "prefix"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

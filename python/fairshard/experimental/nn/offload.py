@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from fairshard._core import page as _page
+from fairshard.experimental.nn._blocks import Blocks, is_checkpointed, list_blocks, refuse_caches
 from fairshard.experimental.nn._step_plan import plan_steps, rule_of
 
 __all__ = ["OffloadModel"]
@@ -39,8 +40,9 @@ class OffloadModel(nn.Module):
         num_slices: the most slices that the blocks are put into.
         checkpoint_activation: activations of a slice are computed again in backward, instead of being kept.
         num_microbatches: the batch is cut into as many parts, which every slice computes one after another.
-        blocks: names of, or a function that lists, the blocks of a model that is not an nn.Sequential: modules that
-            run one after another. Parameters of no block stay on the device during a pass.
+        blocks: the blocks of a model that is not an nn.Sequential: modules that run one after another. Their names,
+            the name of the container that has them ("transformer.h"), or a function that lists them. Parameters of no
+            block stay on the device during a pass.
         optimizer: an AdamW, Adam or SGD over the parameters: every backward also steps, slice by slice, on the CPU
             while earlier slices compute; ``optimizer.step()`` then only waits. See :meth:`no_step`.
         param_dtype: the dtype of weights and gradients on the device and on the way, for instance torch.bfloat16.
@@ -66,7 +68,7 @@ class OffloadModel(nn.Module):
         checkpoint_activation: bool = False,
         num_microbatches: int = 1,
         *,
-        blocks: "Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None" = None,
+        blocks: Blocks = None,
         optimizer: torch.optim.Optimizer | None = None,
         param_dtype: torch.dtype | None = None,
         device_budget_bytes: int | None = None,
@@ -96,7 +98,7 @@ class OffloadModel(nn.Module):
         is_list = isinstance(model, (list, tuple))
         model = nn.Sequential(*model) if is_list else model
         self._device = _page.checked_device(torch.device(device))
-        self._blocks = _list_blocks(model, blocks)
+        self._blocks = list_blocks(model, blocks)
         self._spreads_tuples = is_list
         self._checkpoints = checkpoint_activation
         self._num_microbatches = num_microbatches
@@ -121,6 +123,7 @@ class OffloadModel(nn.Module):
         self._slices = [[block for block, at in zip(self._blocks, places, strict=True) if at == number]
                         for number in range(len(slices))]  # fmt: skip
         self._is_running = False
+        self._blocks_run = 0
         self._optimizer = optimizer
         self._worker = None
         if optimizer is not None:
@@ -132,14 +135,16 @@ class OffloadModel(nn.Module):
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
         self.model = model
+        self._register_load_state_dict_pre_hook(_under_model)
         self._take_over(places, is_whole=blocks is not None)
 
     def _take_over(self, places: list[int], is_whole: bool) -> None:
         """Lets the model, and its blocks if it calls them itself, run through this wrapper."""
         if is_whole:
             self._plain_forward = self.model.forward
+            names = {module: name for name, module in self.model.named_modules()}
             for block, number in zip(self._blocks, places, strict=True):
-                block.forward = functools.partial(self._run_block, number, block, block.forward)
+                block.forward = functools.partial(self._run_block, number, block, names[block], block.forward)
             self.model.forward = functools.partial(self._run, self._run_whole)
         else:
             self.model.forward = functools.partial(self._run, self._run_slices)
@@ -197,6 +202,13 @@ class OffloadModel(nn.Module):
         self.wait_for_step()
         return self.model.named_parameters(*arguments, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """What is not found here is the model's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
     def _run(self, run: Callable, *inputs: Any, **kwargs: Any) -> Any:
         """A pass: everything that comes before, between and after what ``run`` does."""
         if self._is_running:
@@ -221,11 +233,28 @@ class OffloadModel(nn.Module):
             torch.set_autocast_cache_enabled(keeps_casts)
 
     def _run_whole(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self._cross(_NONE, self._plain_forward(*inputs, **kwargs))
+        self._blocks_run = 0
+        outputs = self._plain_forward(*inputs, **kwargs)
+        if self._blocks_run == 0:
+            raise RuntimeError(
+                f"the offloaded model has run, but none of its {len(self._blocks)} blocks has run: nothing would be "
+                "paged. The option blocks must name modules that the model calls"
+            )
+        return self._cross(_NONE, outputs)
 
-    def _run_block(self, number: int, block: nn.Module, plain_forward: Callable, *inputs: Any, **kwargs: Any) -> Any:
-        if not self._is_running:  # the second run of a checkpoint that the user has set: the slice is there
+    def _run_block(
+        self, number: int, block: nn.Module, name: str, plain_forward: Callable, *inputs: Any, **kwargs: Any
+    ) -> Any:
+        if not self._is_running:  # the second run of a checkpoint that the user has set
+            if self._pager.current != number and self._device.type != "cpu":
+                raise RuntimeError(
+                    f"the block '{name}' runs again in backward, where its weights are not on the device: an "
+                    "offloaded model must checkpoint with use_reentrant=False"
+                )
             return plain_forward(*inputs, **kwargs)
+        self._blocks_run += 1
+        if self._checkpoints and torch.is_grad_enabled():
+            refuse_caches(name, (*inputs, *kwargs.values()))
         inputs, kwargs = self._cross(number, (inputs, kwargs))
         return self._call([block], functools.partial(plain_forward, **kwargs), inputs)
 
@@ -249,7 +278,7 @@ class OffloadModel(nn.Module):
         return values[0]
 
     def _call(self, blocks: list[nn.Module], run: Callable, inputs: tuple) -> Any:
-        if not self._checkpoints or not torch.is_grad_enabled():
+        if not self._checkpoints or not torch.is_grad_enabled() or is_checkpointed():
             return run(*inputs)
         buffers = [buffer for block in blocks for buffer in block.buffers()]
         contexts = lambda: (contextlib.nullcontext(), _kept(buffers))  # noqa: E731
@@ -264,6 +293,12 @@ class OffloadModel(nn.Module):
         return pytree.tree_unflatten(leaves, structure)
 
 
+def _under_model(state: dict, prefix: str, *_: Any) -> None:
+    """A parent loads children by their names, and this has given its model's own; see :meth:`state_dict`."""
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}model.{key[len(prefix) :]}"] = state.pop(key)
+
+
 @contextlib.contextmanager
 def _kept(buffers: list[torch.Tensor]) -> Iterator[None]:
     """Leaves buffers as they are, although a slice runs for the second time."""
@@ -273,34 +308,6 @@ def _kept(buffers: list[torch.Tensor]) -> Iterator[None]:
     finally:
         for buffer, value in zip(buffers, before, strict=True):
             buffer.data.copy_(value)  # by data: autograd may have saved the buffer, and counts what is written
-
-
-def _list_blocks(model: nn.Module, blocks: Any) -> list[nn.Module]:
-    if blocks is None:
-        if not isinstance(model, nn.Sequential):
-            raise ValueError(
-                f"model is a {type(model).__name__}, not an nn.Sequential or a list of modules: name its blocks by the "
-                "option blocks"
-            )
-        found = list(model)
-    elif callable(blocks):
-        found = list(blocks(model))
-    else:
-        found = []
-        for name in blocks:
-            try:
-                found.append(model.get_submodule(name))
-            except AttributeError:
-                names = ", ".join(name for name, _ in model.named_children())
-                raise ValueError(f"the model has no block '{name}'; its children are: {names}") from None
-    if not found:
-        raise ValueError("the model has no blocks to offload")
-    if blocks is not None:
-        inner = {module for block in found for module in list(block.modules())[1:]}
-        nested = next((block for block in found if block in inner), None)
-        if nested is not None or len(set(found)) != len(found):
-            raise ValueError(f"blocks overlap: a {type(nested or found[0]).__name__} is listed twice or within another")
-    return found
 
 
 def _one_slice_each(own: list[list[nn.Parameter]]) -> tuple[list[int], list, list]:

@@ -14,6 +14,7 @@ from torch import nn
 from fairshard import comm
 from fairshard._core import outer as _outer
 from fairshard.experimental.nn.data_parallel._inner_state import LearningRates, zero_state
+from fairshard.experimental.nn.data_parallel._no_oss import refuse_oss, watch_steps
 from fairshard.experimental.nn.data_parallel._nodes import make_groups
 from fairshard.nn.data_parallel import ShardedDataParallel
 
@@ -37,7 +38,7 @@ class SlowMoDistributedDataParallel(nn.Module):
     Rank r is on node r / nprocs_per_node. Gradients are averaged inside a node in every backward; between nodes
     something travels only in :meth:`perform_slowmo`, which is called after every ``optimizer.step()``. Construction
     takes rank 0's parameters and buffers to all, and is collective; so is every backward. Attributes that are not
-    found here are the module's.
+    found here are the module's. An OSS is refused: it would bring nodes together in every step.
 
     Example::
 
@@ -186,6 +187,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         self._synchroniser = _outer.Synchroniser(inside, between, names, tensors, options)
         self._rates = LearningRates()
         self._parameters_seen = len(names)
+        watch_steps(module, self)
         self._forwards_since = 0
         self._has_warned = False
 
@@ -234,6 +236,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         ``fp32_params`` are full-precision values of all parameters, in their order, if the optimizer has those; the
         module's parameters become copies of them.
         """
+        refuse_oss(optimizer)
         self._forwards_since = 0
         named = self._synchroniser.parameters
         masters = [] if fp32_params is None else list(fp32_params)
