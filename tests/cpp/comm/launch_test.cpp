@@ -17,7 +17,7 @@
 #include <thread>
 
 namespace fairshard::comm {
-namespace {
+namespace launch_test {
 
 /// A pipe through which ranks tell the test something.
 class Pipe {
@@ -213,5 +213,5 @@ TEST(LaunchLast, AProcessWithThreadsIsRefused) {
   another.join();
 }
 
-}  // namespace
+}  // namespace launch_test
 }  // namespace fairshard::comm
