@@ -1,6 +1,6 @@
 # Thin: the work is in scripts/, CMake and pyproject.toml.
 #   TORCH=2.15.0    another torch than the pinned one      PYTHON=python3.12  another Python
-#   FULL=1          every row of make bench
+#   FULL=1          every row of make bench                TORCHES='2.11.0 2.15.0' PYTHONS='python3.11'  what make wheel serves
 #   ARGS='...'      passed on to what the target runs      JOBS=4             parallel compilations
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # What a target needs is built, and nothing else: $(compile) TARGET...
 compile = @scripts/build release $(JOBS)
 
-.PHONY: help setup build train docs test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
+.PHONY: help setup build train docs wheel test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,10 @@ setup: ## install torch and the tools into .venv, C++ headers into .deps
 
 build: setup ## build the library, the program (build/bin/fairshard) and the Python extension
 	$(compile) fairshard-cli fairshard_python
+
+wheel: ## make one wheel in dist/ for torch 2.11 to 2.15 and Python 3.10 to 3.13 (TORCHES, PYTHONS: for others)
+	@scripts/setup wheel
+	@JOBS=$(JOBS) scripts/wheel '$(TORCHES)' '$(PYTHONS)'
 
 train: setup ## train a small byte-level GPT on two local ranks, let it write, and make a report
 	$(compile) fairshard-cli
