@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # What a target needs is built, and nothing else: $(compile) TARGET...
 compile = @scripts/build release $(JOBS)
 
-.PHONY: help setup build train docs wheel test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
+.PHONY: help setup build train docs wheel test-wheel test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,9 @@ build: setup ## build the library, the program (build/bin/fairshard) and the Pyt
 wheel: ## make one wheel in dist/ for torch 2.11 to 2.15 and Python 3.10 to 3.13 (TORCHES, PYTHONS: for others)
 	@scripts/setup wheel
 	@JOBS=$(JOBS) scripts/wheel '$(TORCHES)' '$(PYTHONS)'
+
+test-wheel: wheel ## make a wheel, and run quick tests with it beside each torch of TORCHES
+	@for torch in $(or $(TORCHES),2.11.0 2.15.0); do scripts/test-wheel $$torch $(ARGS) || exit 1; done
 
 train: setup ## train a small byte-level GPT on two local ranks, let it write, and make a report
 	$(compile) fairshard-cli
@@ -40,7 +43,7 @@ test-cpp: setup ## run the C++ tests; those over NCCL where there are GPUs for t
 
 test-python: setup ## run the Python tests
 	$(compile) fairshard-cli fairshard_python fairshard_examples
-	@scripts/setup browser
+	@scripts/setup browser && scripts/setup docs && scripts/docs
 	@python -m pytest tests/python $(ARGS)
 
 gpu: setup
@@ -58,7 +61,8 @@ asan tsan: setup ## run the C++ tests under address+undefined or thread sanitize
 fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 	@scripts/fuzz 60 $(ARGS)
 
-docs: ## make the reference of the C++ headers in build/docs (Doxygen)
+docs: ## make the site in build/docs: pages, Python and C++ reference
+	@scripts/setup docs
 	@scripts/docs
 
 bench: setup ## measure us and the peers (FULL=1: every row), and write the pages of figures anew
