@@ -12,7 +12,7 @@ compile = @scripts/build release $(JOBS)
 .PHONY: help setup build train docs wheel test-wheel test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: ## install torch and the tools into .venv, C++ headers into .deps
 	@scripts/setup
