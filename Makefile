@@ -1,13 +1,15 @@
 # Thin: the work is in scripts/, CMake and pyproject.toml.
 #   TORCH=2.15.0    another torch than the pinned one      PYTHON=python3.12  another Python
-#   FULL=1          every row of make bench
+#   FULL=1          every row of make bench                TORCHES='2.11.0 2.15.0' PYTHONS='python3.11'  what make wheel serves
 #   ARGS='...'      passed on to what the target runs      JOBS=4             parallel compilations
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 export TORCH PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# What a target needs is built, and nothing else: $(compile) TARGET...
+compile = @scripts/build release $(JOBS)
 
-.PHONY: help setup build train docs test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
+.PHONY: help setup build train docs wheel test-wheel test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -15,10 +17,18 @@ help: ## list the targets
 setup: ## install torch and the tools into .venv, C++ headers into .deps
 	@scripts/setup
 
-build: setup ## build the library, the programs (build/bin) and the Python extension
-	@scripts/build release $(JOBS)
+build: setup ## build the library, the program (build/bin/fairshard) and the Python extension
+	$(compile) fairshard-cli fairshard_python
 
-train: build ## train a small byte-level GPT on two local ranks, let it write, and make a report
+wheel: ## make one wheel in dist/ for torch 2.11 to 2.15 and Python 3.10 to 3.13 (TORCHES, PYTHONS: for others)
+	@scripts/setup wheel
+	@JOBS=$(JOBS) scripts/wheel '$(TORCHES)' '$(PYTHONS)'
+
+test-wheel: wheel ## make a wheel, and run quick tests with it beside each torch of TORCHES
+	@for torch in $(or $(TORCHES),2.11.0 2.15.0); do scripts/test-wheel $$torch $(ARGS) || exit 1; done
+
+train: setup ## train a small byte-level GPT on two local ranks, let it write, and make a report
+	$(compile) fairshard-cli
 	@rm -rf build/train && mkdir build/train
 	@build/bin/fairshard train --ranks 2 --steps 800 --lr 2e-3 --save build/train --log build/train/run.jsonl $(ARGS)
 	@build/bin/fairshard sample build/train --prompt 'def '
@@ -26,36 +36,42 @@ train: build ## train a small byte-level GPT on two local ranks, let it write, a
 
 test: test-cpp test-python ## run every test
 
-test-cpp: build ## run the C++ tests; those over NCCL where there are GPUs for two ranks
+test-cpp: setup ## run the C++ tests; those over NCCL where there are GPUs for two ranks
+	$(compile) fairshard-cli fairshard_tests
 	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()' 2>/dev/null; \
 	  ctest --test-dir $(CURDIR)/build --output-on-failure $$([ $$? = 0 ] || echo -LE nccl) $(ARGS)
 
-test-python: build ## run the Python tests
-	@scripts/setup browser
+test-python: setup ## run the Python tests
+	$(compile) fairshard-cli fairshard_python fairshard_examples
+	@scripts/setup browser && scripts/setup docs && scripts/docs
 	@python -m pytest tests/python $(ARGS)
 
 gpu: setup
 	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()'
 
-test-gpu: gpu build ## run just the tests that compute on a GPU, with ranks over NCCL; fails where there is none
+test-gpu: gpu ## run just the tests that compute on a GPU, with ranks over NCCL; fails where there is none
+	$(compile) fairshard-cli fairshard_python fairshard_tests fairshard_examples
 	@ctest --test-dir build --output-on-failure -L 'gpu|nccl'
 	@python -m pytest tests/python -m gpu $(ARGS)
 
 asan tsan: setup ## run the C++ tests under address+undefined or thread sanitizers
-	@scripts/build $@ $(JOBS)
+	@scripts/build $@ $(JOBS) fairshard_tests
 	@ctest --test-dir build-$@ --output-on-failure -L sanitize $(ARGS)
 
 fuzz: setup ## fuzz the readers of checkpoints for a minute (clang)
 	@scripts/fuzz 60 $(ARGS)
 
-docs: ## make the reference of the C++ headers in build/docs (Doxygen)
+docs: ## make the site in build/docs: pages, Python and C++ reference
+	@scripts/setup docs
 	@scripts/docs
 
-bench: build ## measure us and the peers (FULL=1: every row), and write the pages of figures anew
+bench: setup ## measure us and the peers (FULL=1: every row), and write the pages of figures anew
+	$(compile) fairshard-cli fairshard_python fairshard_benchmarks
 	@scripts/setup bench
 	@.venv-bench/bin/python benchmarks/run.py $(if $(FULL),--full) $(ARGS)
 
-bench-gpu: build ## the same for what needs a GPU
+bench-gpu: setup ## the same for what needs a GPU
+	$(compile) fairshard-cli fairshard_python fairshard_benchmarks
 	@scripts/setup bench
 	@.venv-bench/bin/python benchmarks/run.py --gpu $(ARGS)
 

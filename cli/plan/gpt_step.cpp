@@ -5,7 +5,6 @@
 namespace fairshard::cli::planning {
 namespace {
 
-constexpr int64_t kFloat = 4;
 constexpr int64_t kLong = 8;
 
 // Parameters of a layer, from its first.

@@ -11,8 +11,6 @@
 namespace fairshard::cli::planning {
 namespace {
 
-constexpr int64_t kFloat = 4;
-
 // As page/ chooses them: one slice computes, one is on its way, the gradients of one leave.
 constexpr int64_t kPageAlignment = 256;
 constexpr int64_t kPageSlots = 3;

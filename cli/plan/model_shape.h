@@ -10,6 +10,8 @@
 
 namespace fairshard::cli::planning {
 
+inline constexpr int64_t kFloat = 4;  ///< bytes of an element
+
 struct ParameterShape {
   std::string name;
   int64_t numel = 0;

@@ -9,7 +9,6 @@
 namespace fairshard::cli::planning {
 namespace {
 
-constexpr int64_t kFloat = 4;
 constexpr int64_t kMomentsOfAdamW = 2;
 /// Batches that the trainer has ready, beside the one in use; tokens and targets are int64.
 constexpr int64_t kBatches = 5;

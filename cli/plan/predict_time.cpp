@@ -5,8 +5,6 @@
 namespace fairshard::cli::planning {
 namespace {
 
-constexpr double kFloat = 4;
-
 /// What a rank sends to bring a buffer of all parameters together once: a reduce-scatter or an
 /// all-gather.
 double one_way_bytes(const ModelShape& model, int ranks) {

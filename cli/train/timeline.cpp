@@ -15,7 +15,7 @@
 namespace fairshard::cli::training {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 /// The texts of all ranks, on all ranks.
 std::vector<std::string> gather_texts(const comm::Group& group, const std::string& own) {

@@ -67,6 +67,8 @@ std::vector<fs::path> files_of(const fs::path& path) {
   return fs::is_regular_file(status) ? std::vector{path} : find_texts(path);
 }
 
+}  // namespace
+
 /// One file in memory.
 class Mapping {
  public:
@@ -94,8 +96,6 @@ class Mapping {
   const unsigned char* data_ = nullptr;
   int64_t bytes_;
 };
-
-}  // namespace
 
 /// Files are mapped when they are first needed.
 class MappedText::Mappings {

@@ -7,13 +7,15 @@ from typing import NoReturn
 
 import torch
 
+from fairshard._built import find_built
+
 
 def find_program(package: Path) -> Path:
     """The program that belongs to a package folder: installed with it, or built in the checkout around it.
 
     Raises FileNotFoundError that says where it was looked for.
     """
-    installed = package / "bin/fairshard"
+    installed = find_built(package) / "bin/fairshard"
     checkout = package.parents[1]
     is_checkout = (checkout / "CMakePresets.json").is_file()
     program = checkout / "build/bin/fairshard" if is_checkout else installed

@@ -71,6 +71,7 @@ class Group {
   struct State;
   /// For our own sources.
   State& state() const { return *state_; }
+  /// The same, to be kept.
   const std::shared_ptr<State>& shared_state() const { return state_; }
 
  private:

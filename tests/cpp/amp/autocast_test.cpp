@@ -9,7 +9,7 @@
 #include <thread>
 
 namespace fairshard {
-namespace {
+namespace autocast_test {
 
 at::ScalarType product_dtype(at::Device device = at::kCPU) {
   const at::Tensor x = at::ones({4, 4}, device);
@@ -82,5 +82,5 @@ TEST(Autocast, BadArgumentsAreNamed) {
   test::expect_error([] { const Autocast autocast(at::kMeta); }, {"device", "meta"});
 }
 
-}  // namespace
+}  // namespace autocast_test
 }  // namespace fairshard

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace cuda_test {
 
 at::Device device() { return at::hasCUDA() ? at::Device("cuda:0") : at::Device("cpu"); }
 
@@ -47,5 +47,5 @@ TEST(CudaCheckpoint, AStateOnADeviceComesBack) {
   test::require_same(test::values_of(*resumed), test::values_of(*model), true);
 }
 
-}  // namespace
+}  // namespace cuda_test
 }  // namespace fairshard

@@ -12,7 +12,7 @@
 #include <functional>
 
 namespace fairshard {
-namespace {
+namespace elastic_test {
 
 using comm::Group;
 using comm::launch_threads;
@@ -272,5 +272,5 @@ TEST(Elastic, OtherOrdersOfMemoryGetTheRightElements) {
   }
 }
 
-}  // namespace
+}  // namespace elastic_test
 }  // namespace fairshard

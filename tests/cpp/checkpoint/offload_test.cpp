@@ -10,7 +10,7 @@
 #include <fstream>
 
 namespace fairshard {
-namespace {
+namespace offload_test {
 
 constexpr int64_t kSlices = 8;
 constexpr int64_t kWidth = 1024;
@@ -100,5 +100,5 @@ TEST(OffloadCheckpoint, ARunGoesOnBitForBitAndItsStatesAreWhereItsWeightsAre) {
   }
 }
 
-}  // namespace
+}  // namespace offload_test
 }  // namespace fairshard

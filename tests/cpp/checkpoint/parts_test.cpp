@@ -13,7 +13,7 @@
 #include <limits>
 
 namespace fairshard {
-namespace {
+namespace parts_test {
 
 using comm::Group;
 using comm::launch_threads;
@@ -311,5 +311,5 @@ TEST(Checkpoint, NodesThatTrainApartGoOnApart) {
   });
 }
 
-}  // namespace
+}  // namespace parts_test
 }  // namespace fairshard

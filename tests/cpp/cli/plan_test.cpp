@@ -12,7 +12,7 @@
 #include <vector>
 
 namespace fairshard::cli::planning {
-namespace {
+namespace plan_test {
 
 gpt::GptOptions small_gpt() { return gpt::GptOptions().layers(3).width(48).heads(4).context(32); }
 
@@ -105,7 +105,8 @@ TEST(GptStep, RecomputationAndLowPrecisionSaveMemory) {
 TEST(BucketLayout, LargeModelsHaveTheLibrarysBucketsAndSmallOnesSmallOnes) {
   const auto largest = [](int64_t count, Sharding sharding) {
     int64_t bytes = 0;
-    for (const auto& bucket : bucket_layout(shape_of_count(count), sharding, 2).buckets()) {
+    const auto plan = bucket_layout(shape_of_count(count), sharding, 2);
+    for (const auto& bucket : plan.buckets()) {
       bytes = std::max(bytes, 4 * bucket.length());
     }
     return bytes;
@@ -178,5 +179,5 @@ TEST(StrategiesFor, LeaveOutWhatMakesNoSense) {
   EXPECT_EQ(strategies_for(2, 8).back().label(), "gradients+offload+checkpoint+bf16");
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace fairshard::cli::planning

@@ -9,7 +9,7 @@
 #include <set>
 
 namespace fairshard::comm {
-namespace {
+namespace any_backend_test {
 
 std::vector<at::Device> devices() {
   const std::set<at::DeviceType> types{test::device().type(), at::kCPU};
@@ -26,9 +26,9 @@ at::Tensor numbers(int rank, int64_t count = 8) {
   return at::arange(count, at::kFloat) + 10 * rank;
 }
 
-class Ranks : public testing::TestWithParam<int> {};
+class AnyBackendRanks : public testing::TestWithParam<int> {};
 
-TEST_P(Ranks, Collectives) {
+TEST_P(AnyBackendRanks, Collectives) {
   const int ranks = GetParam();
   test::run_ranks(ranks, [&](const Group& group) {
     const int rank = group.rank();
@@ -63,7 +63,7 @@ TEST_P(Ranks, Collectives) {
   });
 }
 
-TEST_P(Ranks, UnequalParts) {
+TEST_P(AnyBackendRanks, UnequalParts) {
   const int ranks = GetParam();
   test::run_ranks(ranks, [&](const Group& group) {
     Bounds bounds{0};  // rank r has 3 r elements: rank 0 has none
@@ -87,7 +87,7 @@ TEST_P(Ranks, UnequalParts) {
   });
 }
 
-TEST_P(Ranks, SubgroupsAndDuplicates) {
+TEST_P(AnyBackendRanks, SubgroupsAndDuplicates) {
   const int ranks = GetParam();
   test::run_ranks(ranks, [&](const Group& group) {
     const Group others = group.duplicate();
@@ -114,7 +114,7 @@ TEST_P(Ranks, SubgroupsAndDuplicates) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(, AnyBackendRanks, testing::Values(2, 3, 4));
 
 TEST(AnyBackend, WhatTheGroupDoesNotHaveIsSaid) {
   test::expect_error(
@@ -122,5 +122,5 @@ TEST(AnyBackend, WhatTheGroupDoesNotHaveIsSaid) {
       {"carrier pigeon", "'nccl'", "'fairshard'"});
 }
 
-}  // namespace
+}  // namespace any_backend_test
 }  // namespace fairshard::comm

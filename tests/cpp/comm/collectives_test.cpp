@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace fairshard::comm {
-namespace {
+namespace collectives_test {
 
 // gtest's checks in rank threads would be fine, but a failed rank must also stop its peers.
 void require(bool condition, const std::string& what) { TORCH_CHECK(condition, what); }
@@ -34,9 +34,9 @@ at::Tensor reduced(int ranks, int64_t count, at::ScalarType dtype, ReduceOp op) 
   return (op == ReduceOp::kAvg ? result * (1.0 / ranks) : result).to(dtype);
 }
 
-class Ranks : public testing::TestWithParam<int> {};
+class CollectivesRanks : public testing::TestWithParam<int> {};
 
-TEST_P(Ranks, AllReduceSumsInRankOrder) {
+TEST_P(CollectivesRanks, AllReduceSumsInRankOrder) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {
     // 40,000 floats take two rounds, 7 take one; 40,001 do not divide by the ranks.
@@ -49,7 +49,7 @@ TEST_P(Ranks, AllReduceSumsInRankOrder) {
   });
 }
 
-TEST_P(Ranks, ManyTensorsAreBroadcastInFewMessages) {
+TEST_P(CollectivesRanks, ManyTensorsAreBroadcastInFewMessages) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {
     const auto make = [](int rank) {
@@ -77,7 +77,7 @@ TEST_P(Ranks, ManyTensorsAreBroadcastInFewMessages) {
   });
 }
 
-TEST_P(Ranks, ShiftBringsThePartOfTheRankAtADistance) {
+TEST_P(CollectivesRanks, ShiftBringsThePartOfTheRankAtADistance) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {
     for (int distance = 0; distance < ranks; ++distance) {
@@ -91,7 +91,7 @@ TEST_P(Ranks, ShiftBringsThePartOfTheRankAtADistance) {
   });
 }
 
-TEST_P(Ranks, ReduceScatterGivesEachRankItsPart) {
+TEST_P(CollectivesRanks, ReduceScatterGivesEachRankItsPart) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {
     const int64_t part = 1000;
@@ -108,7 +108,7 @@ TEST_P(Ranks, ReduceScatterGivesEachRankItsPart) {
   });
 }
 
-TEST_P(Ranks, AllGatherPutsRanksOneAfterAnother) {
+TEST_P(CollectivesRanks, AllGatherPutsRanksOneAfterAnother) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {
     const at::Tensor input = numbers(group.rank(), 100).view({10, 10});
@@ -126,7 +126,7 @@ TEST_P(Ranks, AllGatherPutsRanksOneAfterAnother) {
   });
 }
 
-TEST_P(Ranks, BroadcastFromEveryRoot) {
+TEST_P(CollectivesRanks, BroadcastFromEveryRoot) {
   const int ranks = GetParam();
   launch_threads(ranks, [&](Group group) {
     for (int root = 0; root < ranks; root += 3) {
@@ -138,7 +138,7 @@ TEST_P(Ranks, BroadcastFromEveryRoot) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 8));
+INSTANTIATE_TEST_SUITE_P(, CollectivesRanks, testing::Values(1, 2, 3, 8));
 
 TEST(Collectives, SixtyFourRanks) {
   launch_threads(64, [](Group group) {
@@ -330,5 +330,5 @@ TEST(Collectives, SubgroupsAreGroups) {
   });
 }
 
-}  // namespace
+}  // namespace collectives_test
 }  // namespace fairshard::comm

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace fairshard::comm {
-namespace {
+namespace cuda_test {
 
 TEST(Cuda, OneRankUsesNccl) {
   const Group group = init_process_group(Environment{});
@@ -50,5 +50,5 @@ TEST(Cuda, TwoRanksOnOneGpuUseGloo) {
   });
 }
 
-}  // namespace
+}  // namespace cuda_test
 }  // namespace fairshard::comm

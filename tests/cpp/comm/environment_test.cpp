@@ -7,7 +7,7 @@
 #include <map>
 
 namespace fairshard::comm {
-namespace {
+namespace environment_test {
 
 using Variables = std::map<std::string, std::string>;
 
@@ -137,5 +137,5 @@ INSTANTIATE_TEST_SUITE_P(
                     BadCase{with(kTorchrun, "MASTER_PORT", "70000"), {"MASTER_PORT", "70000"}},
                     BadCase{with(kTorchrun, "LOCAL_WORLD_SIZE", "5"), {"LOCAL_WORLD_SIZE", "5"}}));
 
-}  // namespace
+}  // namespace environment_test
 }  // namespace fairshard::comm

@@ -9,7 +9,7 @@
 #include <mutex>
 
 namespace fairshard::comm {
-namespace {
+namespace errors_test {
 
 /// Runs `fn` on every rank and returns what each one threw.
 std::vector<std::string> errors_of_ranks(int ranks, const RankFunction& fn, double timeout_s = 60) {
@@ -189,5 +189,5 @@ TEST(Errors, BoundsThatFitNothingAreNamed) {
   });
 }
 
-}  // namespace
+}  // namespace errors_test
 }  // namespace fairshard::comm

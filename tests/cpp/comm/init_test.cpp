@@ -18,7 +18,7 @@
 #include <thread>
 
 namespace fairshard::comm {
-namespace {
+namespace init_test {
 
 /// A port of the loopback interface that nobody else gets while this object lives.
 class LoopbackPort {
@@ -172,5 +172,5 @@ TEST(Init, ABadTimeoutIsNamed) {
                      {"timeout_s", "-1"});
 }
 
-}  // namespace
+}  // namespace init_test
 }  // namespace fairshard::comm

@@ -19,7 +19,7 @@
 #include <thread>
 
 namespace fairshard::comm {
-namespace {
+namespace launch_test {
 
 /// A pipe through which ranks tell the test something.
 class Pipe {
@@ -226,5 +226,5 @@ TEST(LaunchLast, AProcessWithThreadsIsRefused) {
   another.join();
 }
 
-}  // namespace
+}  // namespace launch_test
 }  // namespace fairshard::comm

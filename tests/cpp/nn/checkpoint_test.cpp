@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 namespace fairshard {
-namespace {
+namespace checkpoint_test {
 
 using torch::nn::Sequential;
 
@@ -254,5 +254,5 @@ TEST(Checkpoint, GradientsOfGradientsAreRefused) {
       {"create_graph"});
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace fairshard

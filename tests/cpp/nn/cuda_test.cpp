@@ -11,7 +11,7 @@
 #include <cmath>
 
 namespace fairshard {
-namespace {
+namespace cuda_test {
 
 using comm::Group;
 using torch::nn::Sequential;
@@ -62,5 +62,5 @@ TEST(CudaTraining, AModelThatIsMovedTooLateIsRefused) {
   });
 }
 
-}  // namespace
+}  // namespace cuda_test
 }  // namespace fairshard

@@ -8,7 +8,7 @@
 #include <torch/optim.h>
 
 namespace fairshard {
-namespace {
+namespace dying_rank_test {
 
 TEST(DyingRank, EndsTheOthersWithItsOwnReason) {
   test::expect_error(
@@ -33,5 +33,5 @@ TEST(DyingRank, EndsTheOthersWithItsOwnReason) {
       {"rank 1 of 3", "struck by lightning"});
 }
 
-}  // namespace
+}  // namespace dying_rank_test
 }  // namespace fairshard

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace equality_test {
 
 using comm::Group;
 using test::run_ranks;
@@ -46,21 +46,21 @@ void compare_all_modes(int ranks, const Options& options) {
   });
 }
 
-class Ranks : public testing::TestWithParam<int> {};
+class EqualityRanks : public testing::TestWithParam<int> {};
 
-TEST_P(Ranks, AdamWTrainsAsPlainDataParallelism) {
+TEST_P(EqualityRanks, AdamWTrainsAsPlainDataParallelism) {
   compare_all_modes<torch::optim::AdamW>(GetParam(), AdamWOptions(1e-2).weight_decay(0.1));
 }
 
-TEST_P(Ranks, SgdWithMomentumTrainsAsPlainDataParallelism) {
+TEST_P(EqualityRanks, SgdWithMomentumTrainsAsPlainDataParallelism) {
   compare_all_modes<torch::optim::SGD>(GetParam(), SGDOptions(1e-2).momentum(0.9));
 }
 
-TEST_P(Ranks, FusedOptimizersTrainAsPlainDataParallelism) {
+TEST_P(EqualityRanks, FusedOptimizersTrainAsPlainDataParallelism) {
   compare_all_modes<AdamW>(GetParam(), AdamWOptions(1e-2).weight_decay(0.1));
 }
 
-INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(, EqualityRanks, testing::Values(1, 2, 3, 4, 8));
 
 TEST(Equality, OverlappedGatherGivesTheSameParameters) {
   run_ranks(2, [](Group group) {
@@ -128,5 +128,5 @@ TEST(Equality, TheOrderOfGradientsIsLearntAndChangesNothing) {
   });
 }
 
-}  // namespace
+}  // namespace equality_test
 }  // namespace fairshard

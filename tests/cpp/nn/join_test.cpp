@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace join_test {
 
 using comm::Group;
 using torch::nn::Sequential;
@@ -91,5 +91,5 @@ TEST(Join, AnExceptionInTheLoopIsNotHeldBack) {
                comm::LaunchError);
 }
 
-}  // namespace
+}  // namespace join_test
 }  // namespace fairshard

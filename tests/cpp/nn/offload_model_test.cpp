@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace offload_model_test {
 
 using test::Values;
 using torch::nn::Linear;
@@ -193,5 +193,5 @@ TEST(OffloadModel, BadInputIsNamedAndTheModelStaysUsable) {
   test::expect_error([&] { offload.step_in_backward(optimizer); }, {"AdamW, Adam or SGD"});
 }
 
-}  // namespace
+}  // namespace offload_model_test
 }  // namespace fairshard

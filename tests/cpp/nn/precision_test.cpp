@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace precision_test {
 
 using comm::Group;
 using test::run_ranks;
@@ -137,5 +137,5 @@ TEST(Precision, TheDtypeMayChangeBetweenStepsButNotTheShape) {
   });
 }
 
-}  // namespace
+}  // namespace precision_test
 }  // namespace fairshard

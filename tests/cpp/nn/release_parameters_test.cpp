@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace release_parameters_test {
 
 using comm::Group;
 using test::expect_error;
@@ -23,9 +23,9 @@ using torch::optim::AdamWOptions;
 
 const auto kReleased = OssOptions(test::kSmallBuckets).release_parameters(true);
 
-class Ranks : public testing::TestWithParam<int> {};
+class ReleaseParametersRanks : public testing::TestWithParam<int> {};
 
-TEST_P(Ranks, TrainsAsPlainDataParallelism) {
+TEST_P(ReleaseParametersRanks, TrainsAsPlainDataParallelism) {
   run_ranks(GetParam(), [](Group group) {
     const bool bits = group.size() <= 2;
     const auto adamw = AdamWOptions(1e-2).weight_decay(0.1);
@@ -43,7 +43,7 @@ TEST_P(Ranks, TrainsAsPlainDataParallelism) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(, ReleaseParametersRanks, testing::Values(1, 2, 3, 4));
 
 TEST(ReleaseParameters, RoundedValuesComeBackAsTheyWere) {
   run_ranks(2, [](Group group) {
@@ -259,5 +259,5 @@ TEST(ReleaseParameters, RefusesJoin) {
   });
 }
 
-}  // namespace
+}  // namespace release_parameters_test
 }  // namespace fairshard

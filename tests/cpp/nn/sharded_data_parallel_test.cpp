@@ -7,7 +7,7 @@
 #include <mutex>
 
 namespace fairshard {
-namespace {
+namespace sharded_data_parallel_test {
 
 using comm::Group;
 using comm::launch_threads;
@@ -399,5 +399,5 @@ TEST(ShardedDataParallel, BadUseIsNamed) {
   });
 }
 
-}  // namespace
+}  // namespace sharded_data_parallel_test
 }  // namespace fairshard

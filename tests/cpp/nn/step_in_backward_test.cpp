@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace step_in_backward_test {
 
 using comm::Group;
 using test::expect_error;
@@ -27,9 +27,9 @@ using torch::optim::SGDOptions;
 
 const auto kInBackward = OssOptions(test::kSmallBuckets).step_in_backward(true);
 
-class Ranks : public testing::TestWithParam<int> {};
+class StepInBackwardRanks : public testing::TestWithParam<int> {};
 
-TEST_P(Ranks, TrainsAsPlainDataParallelism) {
+TEST_P(StepInBackwardRanks, TrainsAsPlainDataParallelism) {
   run_ranks(GetParam(), [](Group group) {
     const bool bits = group.size() <= 2;
     const auto adamw = AdamWOptions(1e-2).weight_decay(0.1);
@@ -51,7 +51,7 @@ TEST_P(Ranks, TrainsAsPlainDataParallelism) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Ranks, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(, StepInBackwardRanks, testing::Values(1, 2, 3, 4));
 
 /// Rank 1 leaves one of the branches out in odd steps, all do in the last; so ranks start
 /// buckets at different moments, and one is not stepped in the end.
@@ -224,5 +224,5 @@ TEST(StepInBackward, BlocksThatRunAgainUseTheOldValues) {
   });
 }
 
-}  // namespace
+}  // namespace step_in_backward_test
 }  // namespace fairshard

@@ -11,7 +11,7 @@
 #include <limits>
 
 namespace fairshard {
-namespace {
+namespace adascale_test {
 
 using comm::Group;
 using comm::launch_threads;
@@ -349,5 +349,5 @@ TEST(AdaScale, BadInputIsNamed) {
   });
 }
 
-}  // namespace
+}  // namespace adascale_test
 }  // namespace fairshard

@@ -8,7 +8,7 @@
 #include <sstream>
 
 namespace fairshard {
-namespace {
+namespace fused_test {
 
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
@@ -151,5 +151,5 @@ TEST(Fused, StateIsSavedAndLoaded) {
   test::require_same(test::values_of(*model), test::values_of(*twin), true);
 }
 
-}  // namespace
+}  // namespace fused_test
 }  // namespace fairshard

@@ -11,7 +11,7 @@
 #include <sstream>
 
 namespace fairshard {
-namespace {
+namespace grad_scaler_test {
 
 using comm::Group;
 using comm::launch_threads;
@@ -150,5 +150,5 @@ TEST(GradScaler, MisuseIsNamed) {
   });
 }
 
-}  // namespace
+}  // namespace grad_scaler_test
 }  // namespace fairshard

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace schedule_test {
 
 TEST(Schedule, ShapesAreTheTextbooks) {
   EXPECT_DOUBLE_EQ(constant_schedule(0.5)(1000), 0.5);
@@ -55,5 +55,5 @@ TEST(Schedule, BadNumbersAreNamed) {
   test::expect_error([&] { rate.set_steps(-1); }, {"-1"});
 }
 
-}  // namespace
+}  // namespace schedule_test
 }  // namespace fairshard

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard {
-namespace {
+namespace cuda_test {
 
 using comm::Group;
 using outer::OuterOptimizerKind;
@@ -54,5 +54,5 @@ TEST(CudaSlowMo, TrainsAsOnTheCpu) {
   });
 }
 
-}  // namespace
+}  // namespace cuda_test
 }  // namespace fairshard

@@ -12,7 +12,7 @@
 #include <numeric>
 
 namespace fairshard {
-namespace {
+namespace simulation_test {
 
 using comm::Group;
 using outer::BaseAlgorithm;
@@ -342,5 +342,5 @@ TEST(Simulation, OverlappedSgpOnAnExponentialGraphOfFourNodes) {
   compare(Sgp({1, 2}, true, 0), OuterOptions(kSgp).overlap_gossip(true), 0, 1);
 }
 
-}  // namespace
+}  // namespace simulation_test
 }  // namespace fairshard

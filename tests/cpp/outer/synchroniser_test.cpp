@@ -10,7 +10,7 @@
 #include <mutex>
 
 namespace fairshard {
-namespace {
+namespace synchroniser_test {
 
 using comm::Group;
 using comm::launch_threads;
@@ -548,5 +548,5 @@ TEST(SlowMo, MomentumFollowsTheNumberOfNodes) {
   });
 }
 
-}  // namespace
+}  // namespace synchroniser_test
 }  // namespace fairshard

@@ -7,7 +7,7 @@
 #include <limits>
 
 namespace fairshard::page {
-namespace {
+namespace optimizer_worker_test {
 
 StepTarget make_target(const StepOptions& options, at::ScalarType gradient_dtype) {
   torch::manual_seed(5);
@@ -65,5 +65,5 @@ TEST(FusedStep, RoundsToNearestEvenAndKeepsNotANumber) {
   EXPECT_TRUE(at::equal(target.image, target.parameter.to(at::kBFloat16)));
 }
 
-}  // namespace
+}  // namespace optimizer_worker_test
 }  // namespace fairshard::page

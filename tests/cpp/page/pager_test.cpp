@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard::page {
-namespace {
+namespace pager_test {
 
 using test::Values;
 
@@ -217,5 +217,5 @@ TEST(Slicing, TiedWeightsAreCommonIfTheirSlicesDiffer) {
   EXPECT_TRUE(slicing.slices[1].empty());
 }
 
-}  // namespace
+}  // namespace pager_test
 }  // namespace fairshard::page

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard::shard {
-namespace {
+namespace plan_test {
 
 std::vector<Parameter> parameters(const std::vector<int64_t>& sizes) {
   std::vector<Parameter> result;
@@ -125,5 +125,5 @@ TEST(Plan, ANegativeSizeIsRefused) {
                      {"bucket_bytes", "-1"});
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace fairshard::shard

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace fairshard::store {
-namespace {
+namespace manifest_test {
 
 Manifest example() {
   Manifest manifest;
@@ -91,5 +91,5 @@ TEST(Manifest, OtherTextsAreRefused) {
   }
 }
 
-}  // namespace
+}  // namespace manifest_test
 }  // namespace fairshard::store

@@ -10,7 +10,7 @@
 #include <fstream>
 
 namespace fairshard::store {
-namespace {
+namespace safetensors_test {
 
 using test::expect_error;
 
@@ -169,5 +169,5 @@ TEST(Safetensors, HeadersThatAreNotWhatTheyShouldBeAreRefused) {
   refuse("{\"\xff\":1}", "", {"not JSON"});
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace fairshard::store

@@ -18,7 +18,7 @@
 #include <fstream>
 
 namespace fairshard::store {
-namespace {
+namespace saver_test {
 
 namespace fs = std::filesystem;
 using comm::Group;
@@ -344,5 +344,5 @@ TEST(LoadPlan, LooksAtEverythingBeforeItChangesAnything) {
   EXPECT_TRUE(a.equal(example({7, 11})));
 }
 
-}  // namespace
+}  // namespace saver_test
 }  // namespace fairshard::store

@@ -1,7 +1,7 @@
 """The documentation's pages, taken apart for tests.
 
-As a program (pages.py FOLDER) writes the first programs in C++ to a folder, for CMake to build. That of the README
-comes with its CMakeLists.txt.
+As a program (pages.py FOLDER) writes the first programs in C++ to a folder, for CMake to build. Those of the README and
+of the quickstart come with their CMakeLists.txt.
 """
 
 import re
@@ -49,9 +49,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for name in TOOLS:
         write(folder / f"{name}.cpp", first_program(name, "cpp"))
-    readme = (ROOT / "README.md").read_text()
-    write(folder / "readme/main.cpp", code(readme, "cpp")[0])
-    write(folder / "readme/CMakeLists.txt", code(readme, "cmake")[0])
+    for name, text in (("readme", (ROOT / "README.md").read_text()), ("quickstart", read("quickstart"))):
+        write(folder / name / "main.cpp", code(text, "cpp")[0])
+        write(folder / name / "CMakeLists.txt", code(text, "cmake")[0])
 
 
 if __name__ == "__main__":
