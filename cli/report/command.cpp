@@ -39,11 +39,12 @@ std::string fill_template(const std::map<std::string_view, std::string_view>& va
   return page;
 }
 
-void write_file(const std::string& file, const std::string& text) {
+/// `name` is what a user knows it by.
+void write_file(const std::string& file, const std::string& text, const std::string& name) {
   std::ofstream stream(file, std::ios::binary);
   stream << text;
   stream.close();
-  TORCH_CHECK_VALUE(stream.good(), file,
+  TORCH_CHECK_VALUE(stream.good(), name,
                     ": cannot be written: ", std::generic_category().message(errno));
 }
 
@@ -52,11 +53,11 @@ void write_page(const std::string& file, const std::string& text) {
   std::error_code ignored;
   const auto status = std::filesystem::status(file, ignored);
   if (std::filesystem::exists(status) && std::filesystem::is_other(status)) {
-    write_file(file, text);  // /dev/stdout, for instance
+    write_file(file, text, file);  // /dev/stdout, for instance
     return;
   }
   store::PendingFile pending(file, store::PendingFile::Existing::kReplace);
-  write_file(pending.temporary_path(), text);
+  write_file(pending.temporary_path(), text, file);
   pending.publish();
 }
 
