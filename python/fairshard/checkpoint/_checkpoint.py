@@ -93,8 +93,8 @@ class Checkpoint:
         """Saves everything as that of ``step``.
 
         If not ``blocking``, it returns when the state has been copied to host memory, and a thread writes. The
-        next ``save`` or ``wait`` waits for that and raises what it has met. What is under way when the program
-        ends is given up, so ``wait`` before that, or use ``with``. With an ``OffloadModel`` among the parts it always
+        next ``save`` or ``wait`` waits for that and raises what it has met. The end of the program waits, too, but
+        only warns of that: ``wait`` before it, or use ``with``. With an ``OffloadModel`` among the parts it always
         blocks: the model is written from where it is, because a copy would take as much host memory again.
         """
         context = self._context()
@@ -111,6 +111,9 @@ class Checkpoint:
     def load(self, directory: str | os.PathLike | None = None, strict: bool = True) -> "LoadReport | None":
         """Loads the newest complete checkpoint, or that in the folder ``directory``. Returns None if there is none.
 
+        Checkpoints of which none can be used are an error with all reasons. All of it is read and compared with its
+        checksums before anything is changed, and all ranks load or none does.
+
         Parts of the checkpoint that were not given here are passed over. Names that are missing or too many
         are an error that lists them, before anything is changed; with ``strict=False`` they are only reported.
         """
@@ -118,11 +121,20 @@ class Checkpoint:
         if source is None:
             return None
         context = self._context()
-        plan = _store.LoadPlan(_store.Reader(source), self._rank, self._ranks)
-        for name, part in self._parts.items():
-            plan.add_part(name)
-            part.load(name, context, plan)
-        return plan.run(strict)
+        plans, reports = [], []
+
+        def check() -> None:
+            plan = _store.LoadPlan(_store.Reader(source), self._rank, self._ranks)
+            for name, part in self._parts.items():
+                plan.add_part(name)
+                part.load(name, context, plan)
+            plans.append(plan)
+            reports.append(plan.check(strict))
+
+        self._saver.together(check)
+        self._saver.together(plans[0].take)
+        plans[0].finish()  # which may be collective, so that all ranks must have come here
+        return reports[0]
 
     def _context(self) -> Context:
         context = Context()
