@@ -64,7 +64,7 @@ class Warnings : public c10::WarningHandler {
   std::string text_;
 };
 
-TEST(Directory, IfNoneCanBeUsedThatIsRefusedWithReasons) {
+TEST(UnusableDirectory, IfNoneCanBeUsedThatIsRefusedWithReasons) {
   const TemporaryDirectory directory;
   const std::string& root = directory.path();
   for (const int64_t step : {1, 2, 3, 4}) {
@@ -84,7 +84,7 @@ TEST(Directory, IfNoneCanBeUsedThatIsRefusedWithReasons) {
   EXPECT_EQ(list_checkpoints(root), std::vector<int64_t>());
 }
 
-TEST(Directory, ANewerOneThatIsPassedOverIsWarnedOf) {
+TEST(UnusableDirectory, ANewerOneThatIsPassedOverIsWarnedOf) {
   const TemporaryDirectory directory;
   save(directory.path(), 1);
   save(directory.path(), 2);
@@ -99,7 +99,7 @@ TEST(Directory, ANewerOneThatIsPassedOverIsWarnedOf) {
   EXPECT_NE(warnings.text().find("it has 100 bytes"), std::string::npos) << warnings.text();
 }
 
-TEST(Directory, PruningLeavesWhatALinkLeadsTo) {
+TEST(UnusableDirectory, PruningLeavesWhatALinkLeadsTo) {
   const TemporaryDirectory directory;
   const std::string root = directory.path() + "/runs";
   const std::string archive = directory.path() + "/archive";
@@ -119,7 +119,7 @@ TEST(Directory, PruningLeavesWhatALinkLeadsTo) {
   EXPECT_TRUE(fs::exists(archive + "/manifest.json"));
 }
 
-TEST(Directory, PruningLeavesLaterStepsAndTheOneJustSaved) {
+TEST(UnusableDirectory, PruningLeavesLaterStepsAndTheOneJustSaved) {
   const TemporaryDirectory directory;
   for (const int64_t step : {100, 200, 300}) {
     save(directory.path(), step);
@@ -166,7 +166,7 @@ class OtherRun {
   int end_ = -1;
 };
 
-TEST(Saver, TwoRunsDoNotSaveToOneFolder) {
+TEST(SaverFolder, TwoRunsDoNotSaveToOneFolder) {
   const TemporaryDirectory directory;
   OtherRun other(directory.path());
   Saver saver(std::nullopt, directory.path());

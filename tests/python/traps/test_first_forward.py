@@ -34,7 +34,9 @@ def evaluate_alone(parallel, rank):
 def _alone(rank, world_size, mode, kind):
     """With buffers, DDP itself would wait here: it broadcasts them before every forward."""
     plain, ours = MODELS[kind](), MODELS[kind]()
-    train(*ddp(plain, lr=0.1), rank)
+    parallel, optimizer = ddp(plain, lr=0.1)
+    train(parallel, optimizer, rank)
+    parallel.eval()(inputs(rank, 0))  # which gives all ranks the first one's buffers, as ours has done by then
     with limited(30):
         wrapper, optimizer = sharded(ours, mode, lr=0.1)
         evaluate_alone(wrapper, rank)
