@@ -39,7 +39,7 @@ test: test-cpp test-python ## run every test
 test-cpp: setup ## run the C++ tests; those over NCCL where there are GPUs for two ranks
 	$(compile) fairshard-cli fairshard_tests
 	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()' 2>/dev/null; \
-	  ctest --test-dir $(CURDIR)/build --output-on-failure $$([ $$? = 0 ] || echo -LE nccl) $(ARGS)
+	  ctest --test-dir $(CURDIR)/build --parallel $(JOBS) --output-on-failure $$([ $$? = 0 ] || echo -LE nccl) $(ARGS)
 
 test-python: setup ## run the Python tests
 	$(compile) fairshard-cli fairshard_python fairshard_examples
