@@ -35,7 +35,7 @@ int64_t paged_bytes(const std::vector<at::Tensor>& parameters) {
 }  // namespace
 
 shard::ShardLayout bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
-                               const std::vector<size_t>& order) {
+                                 const std::vector<size_t>& order) {
   const auto tensors = without_memory(model);
   std::vector<shard::Parameter> parameters;
   for (size_t i = 0; i < tensors.size(); ++i) {

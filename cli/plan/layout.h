@@ -14,7 +14,7 @@ namespace fairshard::cli::planning {
 
 /// The trainer's buckets, of float32; for gradients that come in this order, if it is known.
 shard::ShardLayout bucket_layout(const ModelShape& model, Sharding sharding, int ranks,
-                               const std::vector<size_t>& order = {});
+                                 const std::vector<size_t>& order = {});
 
 struct PageLayout {
   std::vector<int64_t> slice_of_block;

@@ -95,11 +95,12 @@ void bind_flat_group(py::module_& m) {
   py::class_<FlatGroup, std::shared_ptr<FlatGroup>>(m, "FlatGroup")
       .def_property_readonly("parameters", &tensors_of)
       .def("slices_of", &FlatGroup::slices_of, py::arg("rank"))
-      .def_property_readonly(
-          "buckets", [](const FlatGroup& group) { return group.layout().buckets().size(); })
+      .def_property_readonly("buckets",
+                             [](const FlatGroup& group) { return group.layout().buckets().size(); })
       .def("bounds",
            [](const FlatGroup& group, size_t b) { return group.layout().buckets().at(b).bounds; })
-      .def("device", [](const FlatGroup& group, size_t b) { return group.bucket(b).flat().device(); })
+      .def("device",
+           [](const FlatGroup& group, size_t b) { return group.bucket(b).flat().device(); })
       .def("has_master",
            [](const FlatGroup& group, size_t parameter) {
              return group.bucket(group.layout().bucket_of(parameter)).has_master();
@@ -111,13 +112,13 @@ void bind_flat_group(py::module_& m) {
 void bind_sharded_step(py::module_& m) {
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<ShardedStep, std::shared_ptr<ShardedStep>>(m, "ShardedStep")
-      .def(py::init([](const comm::Group& group, const decltype(shard::StepCallbacks::step_slices)&
-                           step_slices,
+      .def(py::init([](const comm::Group& group,
+                       const decltype(shard::StepCallbacks::step_slices)& step_slices,
                        const std::function<std::vector<double>()>& numbers,
                        const std::function<void(const std::vector<double>&)>& set_numbers,
-                       std::optional<int64_t> bucket_bytes, bool whole_tensors,
-                       bool master_weights, std::optional<at::ScalarType> gather_dtype,
-                       bool overlap_gather, bool step_in_backward, bool release_parameters) {
+                       std::optional<int64_t> bucket_bytes, bool whole_tensors, bool master_weights,
+                       std::optional<at::ScalarType> gather_dtype, bool overlap_gather,
+                       bool step_in_backward, bool release_parameters) {
              const auto layout =
                  shard::LayoutOptions()
                      .partition(whole_tensors ? Partition::kTensor : Partition::kEven)

@@ -74,7 +74,8 @@ void DataParallelBase::join(const std::function<void()>& loop) {
   engine_.end_join(module_->buffers(), has_failed);
 }
 
-// Blocks. A Sequential has its children; other modules say by wait_for() and done_with() what is one.
+// Blocks. A Sequential has its children; other modules say by wait_for() and done_with() what is
+// one.
 
 size_t DataParallelBase::number_of(const torch::nn::Module& block) {
   auto found = block_numbers_.find(&block);

@@ -59,8 +59,8 @@ std::vector<OuterBucket> lay_out(const Parameters& parameters, size_t first, int
   std::vector<size_t> order(some.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const shard::ShardLayout plan(
-      some, ranks, shard::LayoutOptions().bucket_bytes(bucket_bytes).first_bucket_bytes(bucket_bytes),
-      order);
+      some, ranks,
+      shard::LayoutOptions().bucket_bytes(bucket_bytes).first_bucket_bytes(bucket_bytes), order);
   std::vector<OuterBucket> result;
   for (const shard::Bucket& bucket : plan.buckets()) {
     const shard::Parameter& example = some[bucket.slots.front().parameter];

@@ -13,7 +13,8 @@ ArrivalOrder agree_on_order(const std::vector<std::shared_ptr<FlatGroup>>& group
   for (size_t p = 0; p < groups.size(); ++p) {
     first[p + 1] = first[p] + groups[p]->parameters().size();
   }
-  // Positions from 1 on, and 0 for what did not come; then, for each group, whether it has a frozen layout.
+  // Positions from 1 on, and 0 for what did not come; then, for each group, whether it has a frozen
+  // layout.
   const size_t count = first.back();
   const at::Tensor words = at::zeros({static_cast<int64_t>(count + groups.size())}, at::kLong);
   auto* const positions = words.mutable_data_ptr<int64_t>();

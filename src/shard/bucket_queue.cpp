@@ -19,7 +19,8 @@ BackwardContext make_context(const std::vector<ReducedGroup>& groups,
   TORCH_CHECK_VALUE(!groups.empty(), "there are no parameters to reduce gradients of");
   TORCH_CHECK_VALUE(options.buckets_in_flight() >= 1, "buckets_in_flight is ",
                     options.buckets_in_flight(), ", but must be at least 1");
-  BackwardContext context{.group = groups[0].group->group(), .groups = {}, .options = options};
+  BackwardContext context{
+      .group = groups[0].group->group(), .groups = {}, .options = options, .used = {}};
   for (const auto& [group, step] : groups) {
     TORCH_CHECK_VALUE(group->group().process_group() == context.group.process_group(),
                       "optimizers of one model must have one process group");
@@ -97,7 +98,8 @@ void BucketQueue::begin() {
 void BucketQueue::announce() {
   if (join_ && !join_->is_following()) {
     join_->announce(Join::Action::kReduce, {has_gradients_from_before() ? 1.0 : 0.0, 0, 0});
-  } else if (join_ && context_.options.mode() == GradientMode::kReplicated && join_->last().details[0] == 0) {
+  } else if (join_ && context_.options.mode() == GradientMode::kReplicated &&
+             join_->last().details[0] == 0) {
     for (const auto& group : context_.groups) {
       for (const Parameter& parameter : group->parameters()) {
         parameter.tensor.mutable_grad().reset();

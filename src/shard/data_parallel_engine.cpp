@@ -74,6 +74,7 @@ DataParallelEngine::~DataParallelEngine() = default;
 void DataParallelEngine::set_parameters(std::vector<Parameter> parameters) {
   parameters_ = std::move(parameters);
   are_parameters_new_ = true;
+  knows_blocks_ = false;
 }
 
 bool DataParallelEngine::is_current() const {
@@ -95,10 +96,10 @@ std::vector<std::shared_ptr<ShardedStep>> DataParallelEngine::find_steps() const
 /// gradients.
 void DataParallelEngine::check_all_owned() const {
   for (const Parameter& parameter : parameters_) {
-    TORCH_CHECK(!is_trained(parameter) || ShardedStep::of(parameter.tensor), "parameter '",
-                parameter.name,
-                "' requires a gradient, but is in no OSS (no sharded optimizer has it): give it to one "
-                "or freeze it");
+    TORCH_CHECK(
+        !is_trained(parameter) || ShardedStep::of(parameter.tensor), "parameter '", parameter.name,
+        "' requires a gradient, but is in no OSS (no sharded optimizer has it): give it to one "
+        "or freeze it");
   }
 }
 
@@ -173,12 +174,11 @@ void DataParallelEngine::make_reducer(const std::vector<std::shared_ptr<ShardedS
   }
   const bool is_sharded = !steps.empty() && options_.shard_gradients();
   reducer_ = std::make_unique<GradReducer>(
-      std::move(groups),
-      ReducerOptions()
-          .mode(is_sharded ? GradientMode::kSharded : GradientMode::kReplicated)
-          .buckets_in_flight(options_.buckets_in_flight())
-          .wire_dtype(options_.reduce_dtype())
-          .after_reduction([buffers = buffers_] { buffers->broadcast(0); }));
+      std::move(groups), ReducerOptions()
+                             .mode(is_sharded ? GradientMode::kSharded : GradientMode::kReplicated)
+                             .buckets_in_flight(options_.buckets_in_flight())
+                             .wire_dtype(options_.reduce_dtype())
+                             .after_reduction([buffers = buffers_] { buffers->broadcast(0); }));
   set_sync(is_sync_);
 }
 
@@ -384,8 +384,7 @@ void DataParallelEngine::clear_gradients() {
   }
 }
 
-void DataParallelEngine::broadcast_buffers(const std::vector<at::Tensor>& buffers,
-                                           int root) const {
+void DataParallelEngine::broadcast_buffers(const std::vector<at::Tensor>& buffers, int root) const {
   comm::broadcast_all(group_, buffers, root, "buffers");
 }
 

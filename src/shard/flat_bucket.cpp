@@ -128,10 +128,11 @@ at::Tensor FlatBucket::make_place(size_t slot) const {
 /// Also what autograd has saved of the parameters is on these storages.
 void FlatBucket::point_places_at(const void* start) {
   for (size_t i = 0; i < places_.size(); ++i) {
-    const auto offset = layout().slots[i].offset * static_cast<int64_t>(flat_.element_size());
+    const auto offset = layout().slots[i].offset * flat_.element_size();
     storage_of(places_[i])
         .set_data_ptr_noswap(
-            start ? borrow(flat_.storage(), const_cast<char*>(static_cast<const char*>(start)) + offset)
+            start ? borrow(flat_.storage(),
+                           const_cast<char*>(static_cast<const char*>(start)) + offset)
                   : c10::DataPtr(nullptr, flat_.device()));
   }
 }

@@ -106,9 +106,8 @@ std::vector<Slice> FlatGroup::slices_of(int rank) const {
   for (const Piece& piece : layout_->pieces(rank)) {
     const at::Tensor& flat = buckets_[piece.bucket].flat();
     const Slot& slot = layout_->slot_of(piece.parameter);
-    const at::Tensor values = is_whole
-                                  ? view_of((*parameters_)[piece.parameter], slot, flat)
-                                  : flat.narrow(0, slot.offset + piece.begin, piece.numel());
+    const at::Tensor values = is_whole ? view_of((*parameters_)[piece.parameter], slot, flat)
+                                       : flat.narrow(0, slot.offset + piece.begin, piece.numel());
     result.push_back({piece, values.detach()});
   }
   return result;
@@ -116,6 +115,7 @@ std::vector<Slice> FlatGroup::slices_of(int rank) const {
 
 std::vector<at::TensorOptions> FlatGroup::stepped_options() const {
   std::vector<at::TensorOptions> result;
+  result.reserve(buckets_.size());
   for (const FlatBucket& bucket : buckets_) {
     result.push_back(bucket.stepped_options());
   }
@@ -227,8 +227,8 @@ void FlatGroup::broadcast(int root) {
   std::vector<comm::Work> works;
   works.reserve(buckets_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    works.push_back(comm::broadcast(group_, buckets_[b].flat(), root,
-                                    c10::str("parameters of bucket ", b)));
+    works.push_back(
+        comm::broadcast(group_, buckets_[b].flat(), root, c10::str("parameters of bucket ", b)));
   }
   for (auto& work : works) {
     work.wait();

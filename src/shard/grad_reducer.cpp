@@ -42,7 +42,8 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
       queue_.reset();  // the last backward threw before its end
     }
     for (Hook& hook : hooked_) {
-      const auto& [name, tensor, group] = groups_[hook.id.group].group->parameters()[hook.id.number];
+      const auto& [name, tensor, group] =
+          groups_[hook.id.group].group->parameters()[hook.id.number];
       TORCH_CHECK(!tensor.grad().defined() || !tensor.grad().requires_grad(),
                   "the gradient of parameter '", name,
                   "' itself requires a gradient (create_graph), which cannot be reduced");

@@ -93,7 +93,7 @@ std::vector<int> balance(const std::vector<Parameter>& parameters, int ranks) {
 }  // namespace
 
 ShardLayout::ShardLayout(const std::vector<Parameter>& parameters, int ranks,
-                     const LayoutOptions& options, std::vector<size_t> order)
+                         const LayoutOptions& options, std::vector<size_t> order)
     : ranks_(ranks),
       order_(order.empty() ? last_first(parameters.size()) : std::move(order)),
       places_(parameters.size()) {
@@ -145,7 +145,8 @@ std::vector<Piece> ShardLayout::pieces(int rank, size_t bucket) const {
     const int64_t from = std::max(slot.offset, begin);
     const int64_t to = std::min(slot.offset + slot.numel, end);
     if (from < to) {
-      result.push_back({bucket, slot.parameter, from - slot.offset, to - slot.offset, from - begin});
+      result.push_back(
+          {bucket, slot.parameter, from - slot.offset, to - slot.offset, from - begin});
     }
   }
   return result;

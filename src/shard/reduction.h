@@ -18,7 +18,7 @@ struct BackwardContext {
   comm::Group group;
   std::vector<std::shared_ptr<FlatGroup>> groups;
   ReducerOptions options;
-  UsedParameters used = {};
+  UsedParameters used;
   /// The grad scaler of the loss, or 0.
   int64_t scaler = 0;
 

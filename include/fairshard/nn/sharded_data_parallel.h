@@ -62,7 +62,8 @@ class DataParallelBase {
   class NoSync {
    public:
     /// See no_sync().
-    explicit NoSync(shard::DataParallelEngine& engine) : engine_(engine), before_(engine.sync()) {
+    explicit NoSync(DataParallelBase& owner)
+        : engine_(owner.engine_), before_(owner.engine_.sync()) {
       engine_.set_sync(false);
     }
     ~NoSync() { engine_.set_sync(before_); }
@@ -74,7 +75,7 @@ class DataParallelBase {
     bool before_;
   };
   /// Begins it. The same on all ranks.
-  [[nodiscard]] NoSync no_sync() { return NoSync(engine_); }
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   /// Runs a training loop of which ranks may do different numbers of rounds. A rank whose loop has
   /// ended takes part in what the others do, with gradients of zero (averages are still taken over
@@ -119,8 +120,8 @@ class DataParallelBase {
   DataParallelOptions options_;
   shard::DataParallelEngine engine_;
   std::vector<const c10::TensorImpl*> seen_parameters_;
-  /// All modules, which ranks number alike, and those that forwards have waited for, in the order of
-  /// their first calls.
+  /// All modules, which ranks number alike, and those that forwards have waited for, in the order
+  /// of their first calls.
   std::unordered_map<const torch::nn::Module*, size_t> block_numbers_;
   std::vector<size_t> called_;
   std::vector<bool> is_called_;

@@ -52,8 +52,8 @@ class DataParallelEngine {
 
   const comm::Group& group() const { return group_; }
 
-  /// Finds the ShardedSteps that the parameters belong to now, as a training forward does. Collective
-  /// where there is none.
+  /// Finds the ShardedSteps that the parameters belong to now, as a training forward does.
+  /// Collective where there is none.
   void connect();
 
   // A forward.
@@ -126,7 +126,9 @@ class DataParallelEngine {
   void check_all_owned() const;
   void make_own_group();
   void make_reducer(const std::vector<std::shared_ptr<ShardedStep>>& steps);
-  void wait_for_bucket(const Place& bucket) { flat_groups_[bucket.group]->wait_for_bucket(bucket.number); }
+  void wait_for_bucket(const Place& bucket) {
+    flat_groups_[bucket.group]->wait_for_bucket(bucket.number);
+  }
   bool follow_next();
 
   comm::Group group_;

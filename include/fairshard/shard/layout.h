@@ -49,8 +49,8 @@ struct LayoutOptions {
 /// gradients, so they are to be small against the model; but messages are to be long against their
 /// latency, and on a GPU every bucket costs the host some launches. By default a bucket is an
 /// eighth of the model, with at least 4 MiB for each rank and at most 25 MiB (128 on a GPU); for
-/// the least memory, a sixteenth, with at least 1 and at most 25 MiB. Where a rank has all gradients
-/// anyway, small buckets would save nothing.
+/// the least memory, a sixteenth, with at least 1 and at most 25 MiB. Where a rank has all
+/// gradients anyway, small buckets would save nothing.
 
 /// Where a parameter lies in its bucket, in elements.
 struct Slot {
@@ -89,8 +89,8 @@ class ShardLayout {
  public:
   /// `order` lists all parameters as their gradients are expected; without it, the last comes
   /// first.
-  ShardLayout(const std::vector<Parameter>& parameters, int ranks, const LayoutOptions& options = {},
-            std::vector<size_t> order = {});
+  ShardLayout(const std::vector<Parameter>& parameters, int ranks,
+              const LayoutOptions& options = {}, std::vector<size_t> order = {});
 
   int ranks() const { return ranks_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }

@@ -32,6 +32,7 @@ _ELEMENT_WISE = (
     torch.optim.SGD,
 )
 
+
 class OSS(torch.optim.Optimizer):
     """Shards the state of ``optim`` over the ranks of ``group``.
 
@@ -293,6 +294,12 @@ class OSS(torch.optim.Optimizer):
                     groups[numbers[flat_group.parameters[owned.parameter]]]["params"].append(owned.values)
             result.append(groups)
         return result
+
+    def __getstate__(self) -> dict:
+        raise TypeError(
+            "an OSS cannot be copied or pickled, since its state is partitioned across ranks: make another over the "
+            "copied parameters, and give it this one's state_dict()"
+        )
 
     def refresh_trainable(self) -> None:
         """Does nothing: frozen and unfrozen parameters are followed by themselves."""

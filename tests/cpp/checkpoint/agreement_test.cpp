@@ -2,6 +2,7 @@
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 #include <fairshard/checkpoint.h>
+#include <fairshard/comm/launch.h>
 #include <fairshard/store/directory.h>
 #include <fairshard/store/manifest.h>
 

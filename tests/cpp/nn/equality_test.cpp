@@ -113,12 +113,14 @@ TEST(Equality, TheOrderOfGradientsIsLearntAndChangesNothing) {
     torch::optim::AdamW plain(twin->parameters(), AdamWOptions(1e-2));
     ShardedDataParallel<Backwards> parallel(group, model, optimizer);
     const auto& flat = *optimizer.flat_groups()[0];
-    EXPECT_GT(flat.layout().bucket_of(0), flat.layout().bucket_of(4));  // as registered: `last` comes last
+    EXPECT_GT(flat.layout().bucket_of(0),
+              flat.layout().bucket_of(4));  // as registered: `last` comes last
     for (int step = 0; step < 4; ++step) {
       const at::Tensor x = test::input(0, step);
       optimizer.zero_grad();
       test::loss_of(parallel.forward(x)).backward();
-      EXPECT_LT(flat.layout().bucket_of(0), flat.layout().bucket_of(4));  // as seen: its gradient comes first
+      EXPECT_LT(flat.layout().bucket_of(0),
+                flat.layout().bucket_of(4));  // as seen: its gradient comes first
       optimizer.step();
       plain.zero_grad();
       test::loss_of(twin->forward(x)).backward();

@@ -88,7 +88,8 @@ TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
     expect_error([&] { model->parameters().front().sum().item<float>(); },
                  {"has no values between", "'0.weight'"});
     loss.backward();
-    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) == all, "backward has not brought all back");
+    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) == all,
+                "backward has not brought all back");
     optimizer.step();
 
     // A forward that nobody takes further is made good by the next.
@@ -103,7 +104,8 @@ TEST(ReleaseParameters, MemoryIsGoneBetweenForwardAndBackward) {
     require_same(values_of(*model), before, true);
     model->eval();
     forward();
-    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) == all, "an evaluation has released some");
+    TORCH_CHECK(resident_bytes(*optimizer.flat_groups()[0]) == all,
+                "an evaluation has released some");
     model->train();
     forward();
     optimizer.wait_for_parameters();
@@ -252,9 +254,7 @@ TEST(ReleaseParameters, RefusesJoin) {
     auto model = make_model();
     OSS<torch::optim::AdamW> optimizer(group, *model, AdamWOptions(1e-2), kReleased);
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);
-    const auto in_join = [&] {
-      parallel.join([&] { parallel.forward(input(group.rank(), 0)); });
-    };
+    const auto in_join = [&] { parallel.join([&] { parallel.forward(input(group.rank(), 0)); }); };
     expect_error(in_join, {"release_parameters", "join()"});
   });
 }

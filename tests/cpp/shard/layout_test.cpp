@@ -22,7 +22,7 @@ TEST_P(PlanRanks, EveryElementHasOneOwnerAndSharesAreEven) {
   const int ranks = GetParam();
   const std::vector<int64_t> sizes{1000, 3, 70000, 1, 1, 12345, 16, 40000};
   const ShardLayout plan(parameters(sizes), ranks,
-                       LayoutOptions().bucket_bytes(1 << 17).first_bucket_bytes(1 << 12));
+                         LayoutOptions().bucket_bytes(1 << 17).first_bucket_bytes(1 << 12));
   std::vector<std::vector<int>> owners(sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
     owners[i].resize(sizes[i]);
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(, PlanRanks, testing::Values(1, 2, 3, 8, 64));
 
 TEST(Plan, BucketsFollowBackwardAndTheFirstIsSmall) {
   const ShardLayout plan(parameters({100, 100, 100, 100, 100, 100}), 2,
-                       LayoutOptions().bucket_bytes(1000).first_bucket_bytes(400));
+                         LayoutOptions().bucket_bytes(1000).first_bucket_bytes(400));
   ASSERT_EQ(plan.buckets().size(), 4u);
   EXPECT_EQ(plan.bucket_of(5), 0u);
   EXPECT_EQ(plan.bucket_of(4), 1u);
@@ -65,7 +65,7 @@ TEST(Plan, BucketsFollowBackwardAndTheFirstIsSmall) {
 TEST(Plan, TheFirstBucketTakesWhatItNeedsToReachItsSizeButNoMoreThanOthers) {
   const auto first = [](int64_t reach) {
     const ShardLayout plan(parameters({100, 200, 10, 10}), 2,
-                         LayoutOptions().bucket_bytes(1000).first_bucket_bytes(reach));
+                           LayoutOptions().bucket_bytes(1000).first_bucket_bytes(reach));
     return plan.buckets()[0].slots.size();
   };
   EXPECT_EQ(first(80), 2u);
@@ -91,7 +91,7 @@ TEST(Plan, WithoutBucketsEveryParameterHasItsOwn) {
 TEST(Plan, WholeTensorsAreBalancedBySize) {
   const std::vector<int64_t> sizes{1000, 3, 700, 1, 500, 200, 16, 400};
   const ShardLayout plan(parameters(sizes), 3,
-                       LayoutOptions().partition(Partition::kTensor).bucket_bytes(3000));
+                         LayoutOptions().partition(Partition::kTensor).bucket_bytes(3000));
   std::vector<int> owners(sizes.size(), -1);
   std::vector<int64_t> owned(3);
   for (int rank = 0; rank < 3; ++rank) {
@@ -113,7 +113,7 @@ TEST(Plan, WholeTensorsAreBalancedBySize) {
 
 TEST(Plan, BucketsFollowAGivenOrder) {
   const ShardLayout plan(parameters({100, 100, 100, 100}), 2,
-                       LayoutOptions().bucket_bytes(800).first_bucket_bytes(800), {2, 0, 3, 1});
+                         LayoutOptions().bucket_bytes(800).first_bucket_bytes(800), {2, 0, 3, 1});
   EXPECT_EQ(plan.bucket_of(2), 0u);
   EXPECT_EQ(plan.bucket_of(0), 0u);
   EXPECT_EQ(plan.bucket_of(3), 1u);

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from support.models import inputs, mlp
 from support.parallel import MODES, assert_same, ddp, said, sharded, train
 
+pytestmark = pytest.mark.costly
+
 SOME_MODES = ["replicated", "gradients", "overlap_gather", "release_parameters+overlap_gather"]
 
 

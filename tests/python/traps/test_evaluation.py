@@ -11,6 +11,8 @@ from support.models import inputs, loss_of
 from support.parallel import MODES, ddp, sharded, train
 from support.ranks import device
 
+pytestmark = pytest.mark.costly
+
 NAMES = (
     "fairshard.optim.OSS",
     "fairshard.optim.ShardedGradScaler",

@@ -10,6 +10,8 @@ from support.models import inputs, loss_of, mlp
 from support.parallel import MODES, assert_same, ddp, limited, sharded, train
 from support.ranks import device
 
+pytestmark = pytest.mark.costly
+
 RELEASED_BETWEEN_STEPS = ("release_parameters+overlap_gather", "all")  # there evaluation is collective, as documented
 
 

@@ -9,6 +9,8 @@ from support.models import inputs, loss_of
 from support.parallel import MODES, SHARDED, assert_same, ddp, said, sharded, train
 from support.ranks import device
 
+pytestmark = pytest.mark.costly
+
 
 class Growing(nn.Module):
     def __init__(self):

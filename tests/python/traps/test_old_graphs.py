@@ -5,6 +5,8 @@ import pytest
 from support.models import inputs, loss_of, mlp
 from support.parallel import MODES, ddp, sharded
 
+pytestmark = pytest.mark.costly
+
 ERROR = "modified by an inplace operation"
 
 

@@ -8,6 +8,8 @@ from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp
 from support.parallel import assert_same, ddp, said, sharded, train
 
+pytestmark = pytest.mark.costly
+
 SGD = torch.optim.SGD
 
 

@@ -1,5 +1,6 @@
 """Parameters are there where they are used, and need not be elsewhere: hooks on the modules that have them."""
 
+import weakref
 from typing import Any
 
 import torch
@@ -17,17 +18,24 @@ class BlockHooks:
     """
 
     def __init__(self, root: nn.Module, engine: Any) -> None:
-        self._root = root
+        # Modules hold their hooks, so these hold modules weakly.
+        self._root = weakref.ref(root)
         self._engine = engine
-        self._numbers = {module: number for number, module in enumerate(root.modules())}
+        self._numbers = weakref.WeakKeyDictionary((module, number) for number, module in enumerate(root.modules()))
         #: In the order of their first calls.
-        self._called: dict[nn.Module, None] = {}
+        self._called: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
         #: Of those, what has returned no tensors, and what that was instead.
-        self._opaque: dict[nn.Module, type] = {}
-        self._blocks: dict[nn.Module, int] | None = None
+        self._opaque: weakref.WeakKeyDictionary[nn.Module, type] = weakref.WeakKeyDictionary()
+        self._blocks: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._handles = []
         for module in root.modules():
-            module.register_forward_pre_hook(self._before)
-            module.register_forward_hook(self._after)
+            self._handles.append(module.register_forward_pre_hook(self._before))
+            self._handles.append(module.register_forward_hook(self._after))
+
+    def remove(self) -> None:
+        """Takes the hooks from the modules."""
+        for handle in self._handles:
+            handle.remove()
 
     def __deepcopy__(self, memo: dict) -> "BlockHooks":
         return BlockHooks.__new__(BlockHooks)  # a copy of the module has no engine
@@ -39,19 +47,17 @@ class BlockHooks:
         """Tells the engine which parameters each module needs."""
         order = self._engine.agree_on_call_order(len(self._numbers), [self._numbers[m] for m in self._called])
         called = set(order)
-        needs: list[list[torch.Tensor]] = [[] for _ in self._numbers]
-
-        def visit(module: nn.Module, waiting: int) -> None:
-            number = self._numbers[module]
-            is_layer = next(module.children(), None) is None and not _has_blocks(modules[waiting])
-            waiting = number if number in called and not is_layer else waiting
-            needs[waiting] += module.parameters(recurse=False)
-            for child in module.children():
-                visit(child, waiting)
-
         modules = list(self._numbers)
-        visit(self._root, 0)
-        self._blocks = {modules[number]: number for number in order if needs[number]}
+        needs: list[list[torch.Tensor]] = [[] for _ in modules]
+        left = [(self._root(), 0)]  # modules, each with the number of the block above it
+        while left:
+            module, block = left.pop()
+            number = self._numbers[module]
+            is_layer = next(module.children(), None) is None and not _has_blocks(modules[block])
+            block = number if number in called and not is_layer else block
+            needs[block] += module.parameters(recurse=False)
+            left += [(child, block) for child in module.children()]
+        self._blocks = weakref.WeakKeyDictionary((modules[number], number) for number in order if needs[number])
         if self._engine.reshards:
             for module in self._blocks:
                 self._check_is_followed(module)
@@ -69,9 +75,9 @@ class BlockHooks:
         if not hasattr(self, "_engine"):
             return
         if not self._engine.knows_blocks:
-            if self._root.training and torch.is_grad_enabled():
+            if self._root().training and torch.is_grad_enabled():
                 self._called[module] = None
-        elif module is self._root and not module.training:
+        elif module is self._root() and not module.training:
             self._engine.wait_for_parameters()
         elif module in self._blocks:
             self._engine.before_block(self._blocks[module])
@@ -81,7 +87,7 @@ class BlockHooks:
         if not hasattr(self, "_engine") or not self._engine.reshards:
             return
         is_known = self._engine.knows_blocks
-        if (is_known and module not in self._blocks) or not self._root.training or not torch.is_grad_enabled():
+        if (is_known and module not in self._blocks) or not self._root().training or not torch.is_grad_enabled():
             return
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         if not tensors:

@@ -73,27 +73,38 @@ class ShardedDataParallel(nn.Module):
         self.module = module
         self._tree = ModuleTree(module)
         self._block_hooks: BlockHooks | None = None
-        names, tensors = self._tree.parameters()
-        if not names:
+        if not self._tree.parameters()[0]:
             raise ValueError(f"{type(module).__name__} has no parameters to train")
         # An OffloadModel's gradients are on the device when hooks see them; it says when they are on the host.
         is_offloaded = hasattr(module, "call_after_backward")
-        self._engine = _shard.DataParallelEngine(
-            comm.Group(process_group),
-            names,
-            tensors,
-            self._tree.buffers(),
-            shard_gradients=mode == "gradients",
-            broadcast_buffers=broadcast_buffers,
-            sync_at_startup=sync_models_at_startup,
-            reduce_in_backward=not is_offloaded,
-            bucket_bytes=4 * reduce_buffer_size,
-            reduce_dtype=torch.float16 if reduce_fp16 else reduce_dtype,
-        )
+        self._options = {
+            "shard_gradients": mode == "gradients",
+            "broadcast_buffers": broadcast_buffers,
+            "reduce_in_backward": not is_offloaded,
+            "bucket_bytes": 4 * reduce_buffer_size,
+            "reduce_dtype": torch.float16 if reduce_fp16 else reduce_dtype,
+        }
+        self._engine = self._make_engine(process_group, sync_models_at_startup)
         if is_offloaded:
             reduce = weakref.WeakMethod(self._reduce_offloaded)
             module.call_after_backward(lambda: (method := reduce()) and method())
         _keep_names_of_module(self)
+
+    def _make_engine(self, process_group: "dist.ProcessGroup | None", sync: bool) -> _shard.DataParallelEngine:
+        parameters, buffers = self._tree.parameters(), self._tree.buffers()
+        return _shard.DataParallelEngine(
+            comm.Group(process_group), *parameters, buffers, sync_at_startup=sync, **self._options
+        )
+
+    def __getstate__(self) -> dict:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_engine", "_block_hooks", "_tree")}
+
+    def __setstate__(self, state: dict) -> None:
+        """Makes a copy, which can be looked at anywhere, and trained where there is a process group."""
+        super().__setstate__(state)
+        self._tree = ModuleTree(self.module)
+        self._block_hooks = None
+        self._engine = None
 
     @property
     def device(self) -> torch.device:
@@ -107,9 +118,14 @@ class ShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
+        if self._engine is None:
+            if not (self.training and torch.is_grad_enabled()):
+                return self.module(*inputs, **kwargs)
+            self._engine = self._make_engine(None, sync=False)
         engine = self._engine
         if self._tree.has_changed():
             engine.set_parameters(*self._tree.parameters())
+            self._remove_block_hooks()
         engine.before_forward(self.module.training)
         if engine.uses_blocks and self._block_hooks is None:
             self._block_hooks = BlockHooks(self.module, engine)
@@ -147,7 +163,8 @@ class ShardedDataParallel(nn.Module):
 
     def wait_for_parameters(self) -> None:
         """Returns when all parameters are in place; see ``overlap_gather`` of OSS."""
-        self._engine.wait_for_parameters()
+        if self._engine is not None:
+            self._engine.wait_for_parameters()
 
     def reduce(self) -> None:
         """Reduces what is in ``.grad`` now. Backward does this by itself, unless under ``no_sync``."""
@@ -163,7 +180,8 @@ class ShardedDataParallel(nn.Module):
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Drops all gradients, also those that were reduced into this rank's share."""
         self.module.zero_grad(set_to_none)
-        self._engine.clear_gradients()
+        if self._engine is not None:
+            self._engine.clear_gradients()
 
     def to(self, *arguments: Any, **kwargs: Any) -> "ShardedDataParallel":
         """Changes the dtype, at any time. The device must stay what it is: move the module before it is wrapped."""
@@ -186,6 +204,11 @@ class ShardedDataParallel(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
+    def _remove_block_hooks(self) -> None:
+        if self._block_hooks is not None:
+            self._block_hooks.remove()
+            self._block_hooks = None
+
     def _reduce_offloaded(self) -> None:
         if self._engine.sync:
             self._engine.reduce()
@@ -194,8 +217,12 @@ class ShardedDataParallel(nn.Module):
 def _keep_names_of_module(wrapper: ShardedDataParallel) -> None:
     """Has state dicts name parameters as the module does, wherever the wrapper stands in a tree of modules."""
     wrapper._register_state_dict_hook(_without_own_name)
-    wrapper.register_state_dict_pre_hook(lambda wrapper, *_: wrapper.wait_for_parameters())
+    wrapper.register_state_dict_pre_hook(_wait_for_parameters)
     wrapper.register_load_state_dict_pre_hook(_with_own_name)
+
+
+def _wait_for_parameters(wrapper: ShardedDataParallel, *_: Any) -> None:
+    wrapper.wait_for_parameters()
 
 
 def _without_own_name(wrapper: ShardedDataParallel, state: dict, prefix: str, *_: Any) -> None:
