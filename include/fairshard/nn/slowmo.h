@@ -161,9 +161,11 @@ class SlowMoDistributedDataParallel : public SlowMoBase {
   Kept module_;
 };
 
+/// Deduces what the module is held by.
 template <AnyModule Given>
 SlowMoDistributedDataParallel(const comm::Group&, const Given&,
                               int) -> SlowMoDistributedDataParallel<Given>;
+/// The same with options.
 template <AnyModule Given>
 SlowMoDistributedDataParallel(const comm::Group&, const Given&, int,
                               const SlowMoOptions&) -> SlowMoDistributedDataParallel<Given>;

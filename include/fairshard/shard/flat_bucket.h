@@ -37,6 +37,7 @@ struct Precision {
 /// graph of old values is refused, as torch does it.
 class FlatBucket {
  public:
+  /// See Note [States of a bucket].
   enum class State { kUnsharded, kUnsharding, kSharded };
 
   /// Moves the parameters there.
