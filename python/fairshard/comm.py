@@ -6,6 +6,8 @@ Groups over plain Gloo get the same here, over Gloo's own connections. Collectiv
 valid after its ``wait()``.
 """
 
+import weakref
+
 import torch.distributed as dist
 
 from fairshard._core import comm as _core
@@ -31,6 +33,9 @@ __all__ = [
     "broadcast_all",
     "reduce_scatter",
 ]
+
+
+_states: "weakref.WeakKeyDictionary[dist.ProcessGroup, _core.Group]" = weakref.WeakKeyDictionary()
 
 
 class Group(_core.Group):
@@ -60,3 +65,6 @@ class Group(_core.Group):
             raise ValueError("this process is not a member of the process group")
         super().__init__(process_group)
         self.process_group = process_group
+        # What is behind it lives as long as the process group: ranks that made it anew at different times would miss
+        # each other's messages.
+        _states.setdefault(process_group, _core.Group(process_group))

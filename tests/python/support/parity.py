@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,6 +51,8 @@ def trained_by_ddp(case: Case, rank: int) -> tuple[dict, torch.Tensor]:
     model = made(case)
     parallel = DistributedDataParallel(model, find_unused_parameters=case.has_unused)
     losses = train(case, parallel, case.optim([p for p in model.parameters() if p.requires_grad], **case.options), rank)
+    for buffer in model.buffers():  # as ours has them by then, and DDP after its next forward
+        dist.broadcast(buffer, 0)
     return whole(model), losses
 
 

@@ -4,11 +4,9 @@ import contextlib
 import gc
 import os
 import weakref
-from collections import Counter
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from support.models import loss_of
@@ -53,15 +51,6 @@ def resident_bytes():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def threads():
-    """By name, as the kernel has them, but for those that autograd and torch's pools keep."""
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
-            names.append(file.read().strip())
-    return Counter(name for name in names if not name.startswith(("python", "pt_autograd")))
-
-
 def _parameters_die(rank, world_size, mode):
     used(mode)
     with without_collector():
@@ -95,21 +84,3 @@ def _memory_stays(rank, world_size, mode):
 @pytest.mark.parametrize("mode", ["replicated", "gradients", "all"])
 def test_cycles_leave_no_memory(run_ranks, mode):
     run_ranks(2, _memory_stays, mode)
-
-
-def _threads_go(rank, world_size, mode):
-    """The communication thread goes with the last that uses it."""
-    dist.barrier()  # a backend may have a thread of its own
-    before = threads()
-    used(mode)
-    gc.collect()
-    assert not threads() - before, threads()
-    used(mode), used(mode)
-    gc.collect()
-    assert not threads() - before, threads()
-
-
-@pytest.mark.cpu_only("CUDA has threads of its own")
-@pytest.mark.parametrize("mode", ["replicated", "gradients", "overlap_gather"])
-def test_threads_end_with_the_wrapper(run_ranks, mode):
-    run_ranks(2, _threads_go, mode)

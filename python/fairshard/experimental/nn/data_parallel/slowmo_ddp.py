@@ -316,7 +316,6 @@ class SlowMoDistributedDataParallel(nn.Module):
             names, tensors = zip(*added, strict=True)
             comm.broadcast_all(self._world, tensors, 0)
             self._synchroniser.add(names, tensors)
-            self._parallel._take_new_parameters()
 
 
 def _choice(name: str, value: str, choices: Any) -> Any:
