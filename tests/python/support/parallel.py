@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
-from support.models import inputs, loss_of
+from support.models import inputs, loss_of, mlp
 
 #: By the names of docs/sharding.md, the options of the OSS; None where there is none.
 MODES: dict[str, dict | None] = {
@@ -55,6 +55,16 @@ def train(parallel: nn.Module, optimizer, rank: int, steps=(0, 1, 2), clip: Call
             clipped.append(clip())
         optimizer.step()
     return clipped
+
+
+def trained_twins(rank: int, mode: str) -> tuple:
+    """A small model trained by ours and the same by DDP, each wrapped and with its optimizer."""
+    wrapped = sharded(mlp(), mode, lr=0.1, momentum=0.9)
+    theirs = ddp(mlp(), lr=0.1, momentum=0.9)
+    train(*theirs, rank)
+    train(*wrapped, rank)
+    wrapped[0].state_dict()  # collective where parameters are released; what follows is local
+    return wrapped, theirs
 
 
 def whole(parallel: nn.Module) -> dict[str, torch.Tensor]:

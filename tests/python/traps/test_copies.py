@@ -10,23 +10,12 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
-from support.models import inputs, mlp
-from support.parallel import MODES, assert_same, ddp, said, sharded, train
+from support.models import inputs
+from support.parallel import MODES, assert_same, said, sharded, train, trained_twins
 
 pytestmark = pytest.mark.costly
 
 SOME_MODES = ["replicated", "gradients", "overlap_gather", "release_parameters+overlap_gather"]
-
-
-def trained(rank, mode):
-    """A model of ours, and the same of DDP's, with optimizers."""
-    plain, ours = mlp(), mlp()
-    theirs = ddp(plain, lr=0.1, momentum=0.9)
-    wrapped = sharded(ours, mode, lr=0.1, momentum=0.9)
-    train(*theirs, rank)
-    train(*wrapped, rank)
-    wrapped[0].state_dict()  # collective where parameters are released; what follows is local
-    return wrapped, theirs
 
 
 def saved_and_loaded(thing):
@@ -45,7 +34,7 @@ WAYS = {
 
 def _module(rank, world_size, mode, way):
     """The module inside is copied as a plain module, apart from the original and from any OSS."""
-    (parallel, _optimizer), (plain, _) = trained(rank, mode)
+    (parallel, _optimizer), (plain, _) = trained_twins(rank, mode)
     duplicate = WAYS[way](parallel.module)
     assert_same(duplicate, plain, mode)
     torch.optim.SGD(duplicate.parameters(), lr=0.1)
@@ -64,7 +53,7 @@ def test_the_module_is_copied_as_a_plain_one(run_ranks, mode, way):
 
 
 def _wrapper(rank, world_size, mode, way):
-    (parallel, _optimizer), (plain, _) = trained(rank, mode)
+    (parallel, _optimizer), (plain, _) = trained_twins(rank, mode)
     duplicate = WAYS[way](parallel)
     assert_same(duplicate, plain, mode)
     # it trains by itself, as a DDP that was copied does, and the original is left alone
@@ -83,7 +72,7 @@ def test_the_wrapper_is_copied_as_ddp_is(run_ranks, mode, way):
 
 def _optimizer(rank, world_size):
     """A copy of the OSS alone steps copies of the parameters, as in torch; or it is refused by name."""
-    (_, optimizer), (_, plain) = trained(rank, "gradients")
+    (_, optimizer), (_, plain) = trained_twins(rank, "gradients")
     copied = []
     if said(lambda: copied.append(copy.deepcopy(optimizer)), "OSS") is None:
         ours, theirs = copied[0], copy.deepcopy(plain)
@@ -100,7 +89,7 @@ def test_a_copy_of_the_oss_works_or_is_refused(run_ranks):
 
 
 def _pair(rank, world_size, mode):
-    wrapped, theirs = trained(rank, mode)
+    wrapped, theirs = trained_twins(rank, mode)
     copied = []
     if said(lambda: copied.extend(copy.deepcopy(wrapped)), "OSS") is None:
         theirs_copied = copy.deepcopy(theirs)
@@ -118,7 +107,7 @@ def test_a_model_and_its_optimizer_are_copied_together_or_refused(run_ranks, mod
 
 
 def _averaged(rank, world_size, mode):
-    wrapped, theirs = trained(rank, mode)
+    wrapped, theirs = trained_twins(rank, mode)
     ours, plain = AveragedModel(wrapped[0]), AveragedModel(theirs[0])
     for step in range(2):
         for average, (parallel, optimizer) in ((ours, wrapped), (plain, theirs)):
@@ -151,7 +140,7 @@ class Scored(Dataset):
 
 def _worker(rank, world_size):
     modes = ("gradients", "overlap_gather", "release_parameters+overlap_gather")
-    made = [trained(rank, mode) for mode in modes]
+    made = [trained_twins(rank, mode) for mode in modes]
     models = [parallel.module for (parallel, _), _ in made]
     (_, (plain, _)) = made[0]
     loader = DataLoader(Scored(models), num_workers=1, multiprocessing_context="spawn")

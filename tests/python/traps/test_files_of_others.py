@@ -11,23 +11,13 @@ from huggingface_hub import load_torch_model, save_torch_model
 from safetensors.torch import load_file, load_model, save_model
 
 from support.models import mlp
-from support.parallel import MODES, assert_same, ddp, sharded, train
+from support.parallel import MODES, assert_same, ddp, sharded, train, trained_twins
 
 pytestmark = pytest.mark.costly
 
 
-def trained(rank, mode):
-    plain, ours = mlp(), mlp()
-    theirs = ddp(plain, lr=0.1, momentum=0.9)
-    wrapped = sharded(ours, mode, lr=0.1, momentum=0.9)
-    train(*theirs, rank)
-    train(*wrapped, rank)
-    wrapped[0].state_dict()  # collective where parameters are released; what follows is local
-    return wrapped, theirs
-
-
 def _safetensors(rank, world_size, mode, folder):
-    (parallel, optimizer), (plain, plain_optimizer) = trained(rank, mode)
+    (parallel, optimizer), (plain, plain_optimizer) = trained_twins(rank, mode)
     path = f"{folder}/{rank}.safetensors"
     save_model(parallel.module, path)
     assert load_file(path).keys() == plain.module.state_dict().keys()
@@ -56,7 +46,7 @@ def test_safetensors_saves_and_loads_the_model(run_ranks, mode, tmp_path):
 
 
 def _hub(rank, world_size, mode, folder):
-    (parallel, _), (plain, _) = trained(rank, mode)
+    (parallel, _), (plain, _) = trained_twins(rank, mode)
     os.mkdir(f"{folder}/{rank}")
     save_torch_model(parallel.module, f"{folder}/{rank}")
     fresh = mlp(seed=1)
