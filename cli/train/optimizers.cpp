@@ -115,7 +115,7 @@ MemoryUse memory_of(Optimizer& optimizer, DataParallelMode mode) {
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       weights.push_back(parameter);
-      gradients.push_back(parameter.grad());
+      gradients.push_back(shard::whole_grad(parameter));
     }
   }
   MemoryUse use;

@@ -155,7 +155,6 @@ void bind_sharded_step(py::module_& m) {
       .def("clip", &clip, released, py::arg("max_norm"), py::arg("norm_type"), py::arg("selected"))
       .def("clip_values", &ShardedStep::clip_values, released)
       .def_property_readonly("awaits_reduction", &ShardedStep::awaits_reduction)
-      .def_property_readonly("has_unused_gradients", &ShardedStep::has_unused_gradients)
       .def("wait_for_parameters", &ShardedStep::wait_for_parameters, released)
       .def("clear_gradients", &ShardedStep::clear_gradients)
       .def("gradient_memory", &ShardedStep::gradient_memory)

@@ -56,7 +56,9 @@ DataParallelBase::DataParallelBase(const comm::Group& group,
 
 void DataParallelBase::zero_grad(bool set_to_none) {
   module_->zero_grad(set_to_none);
-  engine_.clear_gradients();
+  if (set_to_none) {
+    engine_.clear_gradients();
+  }
 }
 
 void DataParallelBase::join(const std::function<void()>& loop) {

@@ -65,7 +65,9 @@ bool OssBase::have_slices_changed() {
 
 void OssBase::zero_grad(bool set_to_none) {
   Optimizer::zero_grad(set_to_none);
-  sharded_step_->clear_gradients();
+  if (set_to_none) {
+    sharded_step_->clear_gradients();
+  }
 }
 
 }  // namespace fairshard

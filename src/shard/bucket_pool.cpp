@@ -1,5 +1,7 @@
 #include "bucket_pool.h"
 
+#include "flat_memory.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -18,7 +20,7 @@ at::Tensor BucketPool::take(int64_t numel, at::ScalarType dtype, const at::Tenso
     free_.erase(found);
   } else {
     free_.clear();  // what is too small now is too small again in the next backward
-    memory = at::empty({bytes}, like.options().dtype(at::kByte));
+    memory = empty_flat(bytes, like.options().dtype(at::kByte));
   }
   return memory.narrow(0, 0, bytes).view(dtype);
 }

@@ -24,9 +24,6 @@ BackwardContext make_context(const std::vector<ReducedGroup>& groups,
   for (const auto& [group, step] : groups) {
     TORCH_CHECK_VALUE(group->group().process_group() == context.group.process_group(),
                       "optimizers of one model must have one process group");
-    TORCH_CHECK_VALUE(
-        options.mode() == GradientMode::kSharded || !group->options().step_in_backward(),
-        "step_in_backward needs sharded gradients (the mode 'gradients')");
     context.groups.push_back(group);
   }
   return context;
@@ -42,13 +39,12 @@ BucketQueue::BucketQueue(std::vector<ReducedGroup> groups, const ReducerOptions&
   list_buckets();
 }
 
-/// Groups of one kind share a reduction, so that they share its memory. Until the order of
-/// gradients is known, nothing is stepped in backward.
+/// Groups of one kind share a reduction, so that they share its memory.
 void BucketQueue::choose_reductions() {
   reductions_.clear();
   std::shared_ptr<Reduction> shared;
   for (const ReducedGroup& group : groups_) {
-    const bool do_step = group.group->options().step_in_backward() && is_order_known_;
+    const bool do_step = group.group->options().step_in_backward();
     if (do_step || !shared) {
       reductions_.push_back(make_reduction(context_, group, do_step));
       shared = do_step ? shared : reductions_.back();
@@ -73,6 +69,7 @@ void BucketQueue::list_buckets() {
 }
 
 void BucketQueue::begin() {
+  const at::NoGradGuard no_grad;
   announce();
   context_.used = UsedParameters(context_.groups);
   context_.scaler = scale::scaler_of_backward();
@@ -93,14 +90,16 @@ void BucketQueue::begin() {
   is_idle_ = false;
 }
 
-/// See Join. Where every rank has whole gradients, they add up in .grad from one reduction to the
-/// next until the user drops them, and a rank that only follows must drop its own then, too.
+/// See Join. Gradients add up from one reduction to the next until the user drops them, and a rank
+/// that only follows must drop its own then, too.
 void BucketQueue::announce() {
   if (join_ && !join_->is_following()) {
-    join_->announce(Join::Action::kReduce, {has_gradients_from_before() ? 1.0 : 0.0, 0, 0});
-  } else if (join_ && context_.options.mode() == GradientMode::kReplicated &&
-             join_->last().details[0] == 0) {
+    const bool had_any = had_gradients_.value_or(has_gradients_from_before());
+    join_->announce(Join::Action::kReduce, {had_any ? 1.0 : 0.0, 0, 0});
+    had_gradients_.reset();
+  } else if (join_ && join_->last().details[0] == 0) {
     for (const auto& group : context_.groups) {
+      group->gradients().clear();
       for (const Parameter& parameter : group->parameters()) {
         parameter.tensor.mutable_grad().reset();
       }
@@ -108,19 +107,22 @@ void BucketQueue::announce() {
   }
 }
 
-/// Called when one parameter has its new gradient and all others have what was there before.
+/// Called before a backward puts its first gradient into .grad.
 bool BucketQueue::has_gradients_from_before() const {
-  int found = 0;
-  for (const auto& group : context_.groups) {
-    for (const Parameter& parameter : group->parameters()) {
-      const at::Tensor& gradient = parameter.tensor.grad();
-      found += gradient.defined() && gradient.any().item<bool>() ? 1 : 0;
-      if (found > 1) {
-        return true;
-      }
-    }
+  return std::any_of(context_.groups.begin(), context_.groups.end(), [](const auto& group) {
+    const auto& parameters = group->parameters();
+    return group->gradients().has_any() ||
+           std::any_of(parameters.begin(), parameters.end(), [](const Parameter& parameter) {
+      const at::Tensor gradient = whole_grad(parameter.tensor);
+      return gradient.defined() && gradient.any().template item<bool>();
+    });
+  });
+}
+
+void BucketQueue::begin_unreduced() {
+  if (join_ && !had_gradients_) {
+    had_gradients_ = has_gradients_from_before();
   }
-  return false;
 }
 
 void BucketQueue::reset() {
@@ -132,9 +134,6 @@ void BucketQueue::reset() {
 
 void BucketQueue::take(ParameterId id) {
   const at::NoGradGuard no_grad;
-  if (is_idle_) {
-    begin();
-  }
   const ShardLayout& layout = context_.groups[id.group]->layout();
   const size_t place = places_[id.group][layout.bucket_of(id.number)];
   const size_t slot = layout.slot_number_of(id.number);
@@ -188,7 +187,7 @@ void BucketQueue::collect_missing(PendingBucket& bucket) {
     if (bucket.is_taken[i]) {
       continue;
     }
-    if (bucket.values(context_).parameter(i).tensor.grad().defined()) {
+    if (whole_grad(bucket.values(context_).parameter(i).tensor).defined()) {
       // Set by hand, or left by backwards that were not reduced (or, replicated, that were).
       collect(bucket, i);
     } else {
@@ -308,7 +307,6 @@ void BucketQueue::learn_order() {
     places_[buckets_[place].group][buckets_[place].bucket] = place;
   }
   is_order_known_ = true;
-  choose_reductions();
 }
 
 }  // namespace fairshard::shard

@@ -5,6 +5,7 @@
 #include "reduction.h"
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace fairshard::shard {
@@ -15,6 +16,10 @@ class BucketQueue {
  public:
   BucketQueue(std::vector<ReducedGroup> groups, const ReducerOptions& options);
 
+  /// Begins a backward, before anything of it is in .grad.
+  void begin();
+  /// To be called before a backward that is not reduced puts anything into .grad.
+  void begin_unreduced();
   /// Takes a parameter's .grad into its bucket, and starts what is complete.
   void take(ParameterId id);
   /// Takes what .grad has besides, starts what is incomplete and waits for everything. After an
@@ -28,7 +33,6 @@ class BucketQueue {
  private:
   void choose_reductions();
   void list_buckets();
-  void begin();
   void announce();
   bool has_gradients_from_before() const;
   void collect(PendingBucket& bucket, size_t slot);
@@ -58,6 +62,8 @@ class BucketQueue {
   size_t next_ = 0;
   bool is_idle_ = true;
   std::shared_ptr<Join> join_;
+  /// Within join(): whether there were gradients before backwards that were not reduced.
+  std::optional<bool> had_gradients_;
 };
 
 }  // namespace fairshard::shard

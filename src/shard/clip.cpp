@@ -51,14 +51,15 @@ std::vector<at::Tensor> selected_gradients(const FlatGroup& group, const Selects
   for (const Slice& slice : group.slices()) {
     const at::Tensor& tensor = group.parameters()[slice.piece.parameter].tensor;
     const at::Tensor gradient =
-        tensor.grad().defined() ? at::Tensor() : group.gradients().of(slice);
+        whole_grad(tensor).defined() ? at::Tensor() : group.gradients().of(slice);
     if (gradient.defined() && selects(tensor)) {
       gradients.push_back(gradient);
     }
   }
   for (const Parameter& parameter : group.parameters()) {
-    if (parameter.tensor.grad().defined() && selects(parameter.tensor)) {
-      gradients.push_back(parameter.tensor.grad());
+    const at::Tensor gradient = whole_grad(parameter.tensor);
+    if (gradient.defined() && selects(parameter.tensor)) {
+      gradients.push_back(gradient);
     }
   }
   return gradients;

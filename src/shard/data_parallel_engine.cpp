@@ -1,3 +1,4 @@
+#include "weak_registry.h"
 #include <fairshard/comm/broadcast_all.h>
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/agree.h>
@@ -14,6 +15,12 @@
 
 namespace fairshard::shard {
 namespace {
+
+/// Which parameters are in flat groups of no ShardedStep.
+WeakRegistry<c10::TensorImpl, FlatGroup>& replicated() {
+  static WeakRegistry<c10::TensorImpl, FlatGroup> groups;
+  return groups;
+}
 
 bool is_trained(const Parameter& parameter) {
   return parameter.tensor.requires_grad() && parameter.tensor.numel() > 0;
@@ -103,16 +110,57 @@ void DataParallelEngine::check_all_owned() const {
   }
 }
 
-void DataParallelEngine::make_own_group() {
-  if (own_group_ && !are_parameters_new_) {
-    return;
+/// Flat groups of parameters that no ShardedStep has: those that other models have made for shared
+/// parameters, and one of this model's own for the rest.
+std::vector<std::shared_ptr<FlatGroup>> DataParallelEngine::replicated_groups() {
+  if (is_replicated_ && !are_parameters_new_) {
+    return flat_groups_;
   }
   if (are_parameters_new_) {
     check_same_parameters(group_, parameters_);
+    reducer_.reset();
+    flat_groups_.clear();  // so that they are found no more, unless another model has them
   }
-  own_group_ = std::make_shared<FlatGroup>(
-      group_, parameters_,
-      FlatOptions().layout(LayoutOptions().bucket_bytes(options_.bucket_bytes())));
+  std::vector<std::shared_ptr<FlatGroup>> groups;
+  std::vector<Parameter> rest;
+  for (const Parameter& parameter : parameters_) {
+    auto found = replicated().find(parameter.tensor.unsafeGetTensorImpl());
+    if (!found) {
+      rest.push_back(parameter);
+    } else if (std::find(groups.begin(), groups.end(), found) == groups.end()) {
+      groups.push_back(std::move(found));
+    }
+  }
+  if (!rest.empty()) {
+    groups.push_back(std::make_shared<FlatGroup>(
+        group_, rest, FlatOptions().layout(LayoutOptions().bucket_bytes(options_.bucket_bytes()))));
+    for (const Parameter& parameter : groups.back()->parameters()) {
+      replicated().add(parameter.tensor.unsafeGetTensorImpl(), groups.back());
+    }
+  }
+  return groups;
+}
+
+/// Those that have any of this model's parameters.
+std::vector<std::shared_ptr<FlatGroup>> DataParallelEngine::groups_of(
+    const std::vector<std::shared_ptr<ShardedStep>>& steps) const {
+  std::set<const c10::TensorImpl*> ours;
+  for (const Parameter& parameter : parameters_) {
+    ours.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  std::vector<std::shared_ptr<FlatGroup>> groups;
+  for (const auto& step : steps) {
+    step->check_has_parameters();
+    for (const auto& group : step->flat_groups()) {
+      const auto& members = group->parameters();
+      if (std::any_of(members.begin(), members.end(), [&](const Parameter& member) {
+            return ours.count(member.tensor.unsafeGetTensorImpl()) > 0;
+          })) {
+        groups.push_back(group);
+      }
+    }
+  }
+  return groups;
 }
 
 void DataParallelEngine::connect() {
@@ -121,29 +169,12 @@ void DataParallelEngine::connect() {
   }
   const auto registry_version = ShardedStep::registry_version();
   const auto steps = find_steps();
-  std::vector<std::shared_ptr<FlatGroup>> groups;
-  if (steps.empty()) {
-    make_own_group();
-    groups.push_back(own_group_);
-  } else {
+  if (!steps.empty()) {
     check_all_owned();
-    own_group_.reset();
-    std::set<const c10::TensorImpl*> ours;
-    for (const Parameter& parameter : parameters_) {
-      ours.insert(parameter.tensor.unsafeGetTensorImpl());
-    }
-    for (const auto& step : steps) {
-      for (const auto& group : step->flat_groups()) {
-        const auto& members = group->parameters();
-        if (std::any_of(members.begin(), members.end(), [&](const Parameter& member) {
-              return ours.count(member.tensor.unsafeGetTensorImpl()) > 0;
-            })) {
-          groups.push_back(group);
-        }
-      }
-    }
   }
-  if (groups != flat_groups_) {
+  auto groups = steps.empty() ? replicated_groups() : groups_of(steps);
+  is_replicated_ = steps.empty();
+  if (groups != flat_groups_ || !reducer_) {
     flat_groups_ = std::move(groups);
     make_reducer(steps);
   }
@@ -178,7 +209,11 @@ void DataParallelEngine::make_reducer(const std::vector<std::shared_ptr<ShardedS
                              .mode(is_sharded ? GradientMode::kSharded : GradientMode::kReplicated)
                              .buckets_in_flight(options_.buckets_in_flight())
                              .wire_dtype(options_.reduce_dtype())
-                             .after_reduction([buffers = buffers_] { buffers->broadcast(0); }));
+                             .after_reduction([weak = std::weak_ptr(buffers_)] {
+                               if (const auto buffers = weak.lock()) {
+                                 buffers->broadcast(0);
+                               }
+                             }));
   set_sync(is_sync_);
 }
 
@@ -204,6 +239,7 @@ void DataParallelEngine::before_forward(bool is_training) {
     }
   }
   if (is_learning) {
+    set_sync(is_sync_);  // a model that shares parameters may have been within no_sync()
     reducer_->prepare();
   }
   if (!is_learning || !knows_blocks_) {
@@ -437,8 +473,10 @@ void DataParallelEngine::end_join(const std::vector<at::Tensor>& buffers, bool h
   }
   if (!has_failed && leader >= 0) {
     broadcast_buffers(buffers, leader);
-    if (own_group_) {
-      own_group_->broadcast(leader);  // ranks that joined early have not stepped since
+    if (is_replicated_) {
+      for (const auto& group : flat_groups_) {
+        group->broadcast(leader);  // ranks that joined early have not stepped since
+      }
     }
   }
 }

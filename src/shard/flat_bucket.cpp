@@ -1,3 +1,4 @@
+#include "flat_memory.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/flat_bucket.h>
 #include <fairshard/shard/master_weights.h>
@@ -5,7 +6,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
@@ -95,7 +95,8 @@ void FlatBucket::bind() {
   wait();
   const auto& slots = layout().slots;
   const at::Tensor& first = parameter(0).tensor;
-  flat_ = at::zeros({layout().length()}, at::device(first.device()).dtype(first.scalar_type()));
+  flat_ = empty_flat(layout().length(), at::device(first.device()).dtype(first.scalar_type()));
+  flat_.zero_();
   placeholders_.assign(slots.size(), at::Tensor());
   versions_.assign(slots.size(), -1);
   places_.clear();
@@ -199,7 +200,8 @@ void FlatBucket::reshard() {
   if (state_ == State::kSharded) {
     return;
   }
-  own_ = shard().clone();
+  own_ = empty_flat(shard().numel(), flat_.options());
+  own_.copy_(shard());
   for (size_t i = 0; i < places_.size(); ++i) {
     at::Tensor tensor = parameter(i).tensor;
     tensor.set_data(placeholder(i));
@@ -218,7 +220,7 @@ void FlatBucket::start_unshard(const comm::Group& group) {
   }
   const bool is_narrow = !was_sharded && gather_dtype() != flat_.scalar_type();
   if (is_narrow) {
-    narrow_ = at::empty(flat_.sizes(), flat_.options().dtype(gather_dtype()));
+    narrow_ = empty_flat(flat_.numel(), flat_.options().dtype(gather_dtype()));
   }
   const at::Tensor& target = is_narrow ? narrow_ : flat_;
   const at::Tensor own = shard_of(target);

@@ -65,10 +65,11 @@ FlatGroup::FlatGroup(comm::Group group, const std::vector<Parameter>& parameters
       options_(completed(options)),
       parameters_(select(parameters)),
       layout_(std::make_shared<ShardLayout>(*parameters_, group_.size(), options_.layout())),
-      gradients_(layout_, group_.rank(), parameters_) {
+      gradients_(std::make_shared<GradientShards>(group_, layout_, parameters_,
+                                                  options_.step_in_backward())) {
   allocate();
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    gradients_.set_options(b, buckets_[b].stepped_options());
+    gradients_->set_options(b, buckets_[b].stepped_options());
   }
   if (options_.reshard_after_forward()) {
     schedule_ = std::make_shared<UnshardSchedule>(
@@ -128,7 +129,7 @@ void FlatGroup::rebind() {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (!buckets_[b].is_bound()) {
       buckets_[b].bind();
-      gradients_.set_options(b, buckets_[b].stepped_options());
+      gradients_->set_options(b, buckets_[b].stepped_options());
       has_changed = true;
     }
   }
@@ -162,7 +163,7 @@ void FlatGroup::relayout(const std::vector<size_t>& order) {
   }
   slices_.clear();
   allocate();
-  gradients_.relayout(group_, layout_, slices_, stepped_options());
+  gradients_->relayout(layout_, slices_, stepped_options());
   if (schedule_) {
     schedule_->set_layout(layout_);
   }

@@ -1,36 +1,48 @@
+#include "flat_memory.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/gradient_shards.h>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace fairshard::shard {
 
-GradientShards::GradientShards(std::shared_ptr<const ShardLayout> layout, int rank,
-                               std::shared_ptr<const std::vector<Parameter>> parameters)
-    : layout_(std::move(layout)),
-      rank_(rank),
+GradientShards::GradientShards(comm::Group group, std::shared_ptr<const ShardLayout> layout,
+                               std::shared_ptr<const std::vector<Parameter>> parameters,
+                               bool are_stepped_in_backward)
+    : group_(std::move(group)),
+      layout_(std::move(layout)),
       parameters_(std::move(parameters)),
+      are_stepped_in_backward_(are_stepped_in_backward),
       options_(layout_->buckets().size()),
       ranges_(layout_->buckets().size()),
       is_filled_(layout_->buckets().size()),
-      has_gradient_(parameters_->size()) {}
+      states_(parameters_->size(), State::kNone),
+      handles_(parameters_->size()) {
+  find_own_pieces();
+}
 
-void GradientShards::begin_backward() {
-  if (is_used_) {
-    clear();
+void GradientShards::find_own_pieces() {
+  own_pieces_.assign(parameters_->size(), std::nullopt);
+  for (const Piece& piece : layout_->pieces(group_.rank())) {
+    own_pieces_[piece.parameter] = piece;
   }
 }
 
 at::Tensor GradientShards::range(size_t bucket) {
   at::Tensor& range = ranges_[bucket];
   if (!range.defined()) {
-    range = at::empty({layout_->range_length(bucket, rank_)}, options_[bucket]);
+    range = empty_flat(layout_->range_length(bucket, group_.rank()), options_[bucket]);
   }
   return range;
 }
@@ -38,7 +50,76 @@ at::Tensor GradientShards::range(size_t bucket) {
 void GradientShards::publish(size_t bucket, const std::vector<bool>& has_gradient) {
   is_filled_[bucket] = true;
   for (const Slot& slot : layout_->buckets()[bucket].slots) {
-    has_gradient_[slot.parameter] = has_gradient_[slot.parameter] || has_gradient[slot.parameter];
+    State& state = states_[slot.parameter];
+    // What was stashed has been added to.
+    if (state == State::kStashed || (state == State::kNone && has_gradient[slot.parameter])) {
+      state = State::kReduced;
+    }
+  }
+  mark_changed();
+}
+
+void GradientShards::expose(size_t bucket) {
+  for (const Slot& slot : layout_->buckets()[bucket].slots) {
+    const at::Tensor& parameter = (*parameters_)[slot.parameter].tensor;
+    if (states_[slot.parameter] == State::kNone || parameter.grad().defined()) {
+      continue;
+    }
+    at::Tensor& handle = handles_[slot.parameter];
+    if (!handle.defined()) {
+      handle = make_grad_handle(weak_from_this(), slot.parameter, parameter);
+    }
+    parameter.mutable_grad() = handle;
+    states_[slot.parameter] = State::kExposed;
+  }
+}
+
+void GradientShards::stash(size_t parameter) {
+  at::Tensor& gradient = (*parameters_)[parameter].tensor.mutable_grad();
+  if (is_grad_handle(gradient)) {
+    const bool is_own = is_grad_handle(gradient, this);  // or of an OSS that had the parameter
+    states_[parameter] = is_own ? State::kStashed : states_[parameter];
+    gradient.reset();
+  }
+}
+
+bool GradientShards::has_any() const {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    if (states_[i] != State::kNone && !is_dropped(i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Whether the user has set .grad to None, or to something else, since it had a handle.
+bool GradientShards::is_dropped(size_t parameter) const {
+  const at::Tensor& gradient = (*parameters_)[parameter].tensor.grad();
+  switch (states_[parameter]) {
+    case State::kExposed:
+      return !is_grad_handle(gradient, this);
+    case State::kStashed:
+      return !gradient.defined();
+    default:
+      return false;
+  }
+}
+
+void GradientShards::forget_dropped() {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    if (!is_dropped(i)) {
+      continue;
+    }
+    states_[i] = State::kNone;
+    const size_t bucket = layout_->bucket_of(i);
+    if (own_pieces_[i] && ranges_[bucket].defined()) {
+      ranges_[bucket].narrow(0, own_pieces_[i]->offset, own_pieces_[i]->numel()).zero_();
+    }
+    const auto& slots = layout_->buckets()[bucket].slots;
+    is_filled_[bucket] = std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
+      return states_[slot.parameter] != State::kNone;
+    });
+    mark_changed();
   }
 }
 
@@ -50,9 +131,10 @@ at::Tensor GradientShards::of(const Slice& slice) const {
         .to(slice.values.scalar_type());
   };
   const Parameter& parameter = (*parameters_)[piece.parameter];
-  const at::Tensor& gradient = parameter.tensor.grad();
+  const at::Tensor gradient = whole_grad(parameter.tensor);
   if (!gradient.defined()) {
-    const bool has_any = is_filled_[piece.bucket] && has_gradient_[piece.parameter];
+    const bool has_any = is_filled_[piece.bucket] && states_[piece.parameter] != State::kNone &&
+                         !is_dropped(piece.parameter);
     return has_any ? shaped(ranges_[piece.bucket], piece.offset) : at::Tensor();
   }
   TORCH_CHECK_TYPE(gradient.layout() == at::kStrided, "the gradient of parameter '", parameter.name,
@@ -66,7 +148,9 @@ at::Tensor GradientShards::of(const Slice& slice) const {
   return shaped(in_order, piece.begin);
 }
 
-std::vector<at::Tensor> GradientShards::memory() const {
+std::vector<at::Tensor> GradientShards::memory() {
+  forget_dropped();
+  mark_changed();  // they are about to be scaled
   std::vector<at::Tensor> result;
   for (size_t b = 0; b < ranges_.size(); ++b) {
     if (is_filled_[b] && ranges_[b].numel() > 0) {
@@ -74,40 +158,95 @@ std::vector<at::Tensor> GradientShards::memory() const {
     }
   }
   for (const Parameter& parameter : *parameters_) {
-    if (parameter.tensor.grad().defined()) {
-      result.push_back(parameter.tensor.grad());
+    if (const at::Tensor gradient = whole_grad(parameter.tensor); gradient.defined()) {
+      result.push_back(gradient);
     }
   }
   return result;
 }
 
-bool GradientShards::has_unused() const {
-  return !is_used_ && std::find(is_filled_.begin(), is_filled_.end(), true) != is_filled_.end();
-}
-
 void GradientShards::clear() {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    at::Tensor& gradient = (*parameters_)[i].tensor.mutable_grad();
+    if (is_grad_handle(gradient, this)) {
+      gradient.reset();
+    }
+    states_[i] = State::kNone;
+  }
   is_filled_.assign(is_filled_.size(), false);
-  has_gradient_.assign(has_gradient_.size(), false);
-  is_used_ = false;
   scaled_by_ = 0;
+  mark_changed();
 }
 
 void GradientShards::drop(size_t bucket) {
   is_filled_[bucket] = false;
   ranges_[bucket].reset();
-  for (const Slot& slot : layout_->buckets()[bucket].slots) {
-    has_gradient_[slot.parameter] = false;
+  mark_changed();
+}
+
+at::Tensor GradientShards::shard_of(size_t parameter) {
+  TORCH_CHECK(!are_stepped_in_backward_, "the gradient of parameter '", name_of(parameter),
+              "' cannot be used with step_in_backward, which steps and drops it in backward");
+  const size_t bucket = layout_->bucket_of(parameter);
+  const auto& piece = own_pieces_[parameter];
+  if (!piece || !is_filled_[bucket] || states_[parameter] == State::kNone || is_dropped(parameter)) {
+    return at::empty({0}, options_[bucket]);
   }
+  return ranges_[bucket].narrow(0, piece->offset, piece->numel());
+}
+
+/// All norms are taken at once, so that whoever asks for one after another causes one collective.
+at::Tensor GradientShards::norm_of(size_t parameter, double norm_type) {
+  if (!norms_ || norms_->type != norm_type) {
+    norms_ = Norms{norm_type, measure_norms(norm_type)};
+  }
+  const auto& options = options_[layout_->bucket_of(parameter)];
+  return norms_->values[static_cast<int64_t>(parameter)].to(options);
+}
+
+at::Tensor GradientShards::measure_norms(double norm_type) {
+  TORCH_CHECK_VALUE(norm_type > 0, "sharded gradients have no norm of type ", norm_type,
+                    ": it must be above 0");
+  std::vector<at::Tensor> shards;
+  std::vector<int64_t> numbers;
+  for (size_t i = 0; i < parameters_->size(); ++i) {
+    if (at::Tensor shard = shard_of(i); shard.numel() > 0) {
+      shards.push_back(std::move(shard));
+      numbers.push_back(static_cast<int64_t>(i));
+    }
+  }
+  const bool is_largest = std::isinf(norm_type);
+  const auto options = at::TensorOptions(at::kDouble).device(options_[0].device());
+  at::Tensor norms = at::zeros({static_cast<int64_t>(parameters_->size())}, options);
+  if (!shards.empty()) {
+    std::vector<at::Tensor> own = at::_foreach_norm(shards, norm_type, at::kDouble);
+    for (at::Tensor& norm : own) {
+      norm = norm.to(options);
+    }
+    const at::Tensor powers = is_largest ? at::stack(own) : at::stack(own).pow(norm_type);
+    norms.index_copy_(0, at::tensor(numbers).to(norms.device()), powers);
+  }
+  comm::all_reduce(group_, norms, is_largest ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
+                   "norms of sharded gradients, for which all ranks must ask")
+      .wait();
+  return is_largest ? norms : norms.pow(1 / norm_type);
+}
+
+void GradientShards::reduce_flag(const at::Tensor& flag) const {
+  comm::all_reduce(group_, flag, comm::ReduceOp::kMax, "found infinities").wait();
 }
 
 void GradientShards::set_options(size_t bucket, const at::TensorOptions& options) {
   options_[bucket] = options;
+  for (const Slot& slot : layout_->buckets()[bucket].slots) {
+    handles_[slot.parameter].reset();  // the parameter may have another dtype or device
+  }
   if (ranges_[bucket].defined()) {
     ranges_[bucket] = ranges_[bucket].to(options);
   }
 }
 
-void GradientShards::relayout(const comm::Group& group, std::shared_ptr<const ShardLayout> layout,
+void GradientShards::relayout(std::shared_ptr<const ShardLayout> layout,
                               const std::vector<Slice>& slices,
                               const std::vector<at::TensorOptions>& options) {
   const at::NoGradGuard no_grad;
@@ -116,6 +255,7 @@ void GradientShards::relayout(const comm::Group& group, std::shared_ptr<const Sh
   const auto was_filled =
       std::exchange(is_filled_, std::vector<bool>(layout_->buckets().size(), false));
   options_ = options;
+  find_own_pieces();
   // By way of all ranks, a bucket at a time.
   for (size_t b = 0; b < old_ranges.size(); ++b) {
     if (!was_filled[b]) {
@@ -123,7 +263,7 @@ void GradientShards::relayout(const comm::Group& group, std::shared_ptr<const Sh
     }
     const Bucket& bucket = old->buckets()[b];
     const at::Tensor whole = at::empty({bucket.length()}, old_ranges[b].options());
-    comm::all_gather(group, whole, old_ranges[b], "gradients for the new order", bucket.bounds)
+    comm::all_gather(group_, whole, old_ranges[b], "gradients for the new order", bucket.bounds)
         .wait();
     old_ranges[b].reset();
     for (const auto& [piece, values] : slices) {

@@ -51,7 +51,7 @@ void Packing::pack(const FlatBucket& bucket, const at::Tensor& flat, bool keeps)
   for (size_t i = 0; i < slots.size(); ++i) {
     const Parameter& parameter = bucket.parameter(i);
     at::Tensor& gradient = parameter.tensor.mutable_grad();
-    if (!gradient.defined()) {
+    if (!gradient.defined() || is_grad_handle(gradient)) {
       continue;
     }
     check_can_be_reduced(parameter, gradient);

@@ -1,6 +1,6 @@
 #include "shard_reduction.h"
 
-#include <ATen/ops/empty_like.h>
+#include "flat_memory.h"
 
 #include <utility>
 
@@ -30,7 +30,7 @@ ShardArrival start_reduce_scatter(const BackwardContext& context, PendingBucket&
   clear_padding(bucket.layout(context), bucket.flat);
   GradientShards& gradients = bucket.group_of(context).gradients();
   const at::Tensor own = gradients.range(bucket.bucket);
-  const at::Tensor addend = gradients.has(bucket.bucket) ? at::empty_like(own) : at::Tensor();
+  const at::Tensor addend = gradients.has(bucket.bucket) ? empty_flat(own.numel(), own.options()) : at::Tensor();
   auto work = comm::reduce_scatter(context.group, addend.defined() ? addend : own, bucket.flat,
                                    bucket.reduce_op(context), bucket.label(context),
                                    bucket.layout(context).bounds);
@@ -71,7 +71,9 @@ void ShardReduction::finish() {
 }
 
 void ShardReduction::publish(PendingBucket& bucket) {
-  bucket.group_of(context()).gradients().publish(bucket.bucket, context().used.of(bucket.group));
+  GradientShards& gradients = bucket.group_of(context()).gradients();
+  gradients.publish(bucket.bucket, context().used.of(bucket.group));
+  gradients.expose(bucket.bucket);
 }
 
 }  // namespace fairshard::shard

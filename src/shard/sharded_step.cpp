@@ -1,3 +1,4 @@
+#include "weak_registry.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/agree.h>
 #include <fairshard/shard/clip.h>
@@ -9,50 +10,15 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
-#include <unordered_map>
 
 namespace fairshard::shard {
 namespace {
 
-/// Which step has which parameter. A step keeps its parameters alive, so no address is used twice.
-class Registry {
- public:
-  static Registry& instance() {
-    static Registry registry;
-    return registry;
-  }
-
-  void add(const at::Tensor& parameter, const std::weak_ptr<ShardedStep>& step) {
-    const std::lock_guard lock(mutex_);
-    steps_[parameter.unsafeGetTensorImpl()] = step;
-    ++version_;
-  }
-
-  void remove(const at::Tensor& parameter) {
-    const std::lock_guard lock(mutex_);
-    const auto found = steps_.find(parameter.unsafeGetTensorImpl());
-    // Another step may have taken it over since.
-    if (found != steps_.end() && found->second.expired()) {
-      steps_.erase(found);
-    }
-    ++version_;
-  }
-
-  int64_t version() const { return version_; }
-
-  std::shared_ptr<ShardedStep> find(const at::Tensor& parameter) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = steps_.find(parameter.unsafeGetTensorImpl());
-    return found == steps_.end() ? nullptr : found->second.lock();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::atomic<int64_t> version_ = 0;
-  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<ShardedStep>> steps_;
-};
+/// Which step has which parameter.
+WeakRegistry<c10::TensorImpl, ShardedStep>& registry() {
+  static WeakRegistry<c10::TensorImpl, ShardedStep> steps;
+  return steps;
+}
 
 /// The same on all ranks. Buckets of frozen parameters are not gathered.
 bool may_step(const FlatGroup& group, size_t bucket) {
@@ -67,16 +33,16 @@ ShardedStep::ShardedStep(comm::Group group, const StepOptions& options, StepCall
 ShardedStep::~ShardedStep() {
   for (const auto& group : flat_groups_) {
     for (const Parameter& parameter : group->parameters()) {
-      Registry::instance().remove(parameter.tensor);
+      registry().remove(parameter.tensor.unsafeGetTensorImpl());
     }
   }
 }
 
 std::shared_ptr<ShardedStep> ShardedStep::of(const at::Tensor& parameter) {
-  return Registry::instance().find(parameter);
+  return registry().find(parameter.unsafeGetTensorImpl());
 }
 
-int64_t ShardedStep::registry_version() { return Registry::instance().version(); }
+int64_t ShardedStep::registry_version() { return registry().version(); }
 
 void ShardedStep::add(const std::vector<Parameter>& parameters, size_t parameter_groups) {
   TORCH_CHECK_VALUE(!parameters.empty(), "OSS got no parameters");
@@ -85,7 +51,7 @@ void ShardedStep::add(const std::vector<Parameter>& parameters, size_t parameter
   first_groups_.push_back(parameter_groups_);
   parameter_groups_ += parameter_groups;
   for (const Parameter& parameter : flat_groups_.back()->parameters()) {
-    Registry::instance().add(parameter.tensor, weak_from_this());
+    registry().add(parameter.tensor.unsafeGetTensorImpl(), weak_from_this());
   }
 }
 
@@ -110,6 +76,7 @@ int ShardedStep::layout_version() const {
 
 void ShardedStep::run() {
   const at::NoGradGuard no_grad;
+  check_has_parameters();
   announce();
   TORCH_CHECK(
       scaled_by() == 0,
@@ -120,12 +87,24 @@ void ShardedStep::run() {
   } else {
     run_at_once();
   }
-  for (const auto& group : flat_groups_) {
-    group->gradients().mark_used();
-  }
   if (!options_.overlap_gather()) {
     wait_for_parameters();
   }
+}
+
+void ShardedStep::check_has_parameters() const {
+  if (checked_version_ == registry().version()) {
+    return;
+  }
+  for (const auto& group : flat_groups_) {
+    for (const Parameter& parameter : group->parameters()) {
+      TORCH_CHECK(registry().find(parameter.tensor.unsafeGetTensorImpl()).get() == this,
+                  "parameter '", parameter.name,
+                  "' of this OSS has since been given to another OSS, which has its values and "
+                  "gradients now: a parameter can be in one only");
+    }
+  }
+  checked_version_ = registry().version();
 }
 
 void ShardedStep::run_at_once() {
@@ -230,11 +209,6 @@ void ShardedStep::clip_values(double most) {
 bool ShardedStep::awaits_reduction() const {
   return std::any_of(flat_groups_.begin(), flat_groups_.end(),
                      [](const auto& group) { return group->gradients().await_reduction(); });
-}
-
-bool ShardedStep::has_unused_gradients() const {
-  return std::any_of(flat_groups_.begin(), flat_groups_.end(),
-                     [](const auto& group) { return group->gradients().has_unused(); });
 }
 
 void ShardedStep::wait_for_parameters() {

@@ -69,6 +69,11 @@ void StepReduction::finish() {
   }
 }
 
+/// The handles in .grad say that gradients were stepped and dropped.
+void StepReduction::publish(PendingBucket& bucket) {
+  bucket.group_of(context()).gradients().expose(bucket.bucket);
+}
+
 void StepReduction::reset() {
   started_.clear();
   pool_.clear();  // the next forward needs the memory

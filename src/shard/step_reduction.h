@@ -22,7 +22,7 @@ class StepReduction : public Reduction {
   void start(PendingBucket& bucket) override;
   void finish() override;
   bool agrees_at_end() const override { return false; }
-  void publish(PendingBucket& /*bucket*/) override {}
+  void publish(PendingBucket& bucket) override;
   void reset() override;
 
  private:

@@ -124,7 +124,9 @@ class DataParallelEngine {
   void index_blocks();
   std::vector<std::shared_ptr<ShardedStep>> find_steps() const;
   void check_all_owned() const;
-  void make_own_group();
+  std::vector<std::shared_ptr<FlatGroup>> replicated_groups();
+  std::vector<std::shared_ptr<FlatGroup>> groups_of(
+      const std::vector<std::shared_ptr<ShardedStep>>& steps) const;
   void make_reducer(const std::vector<std::shared_ptr<ShardedStep>>& steps);
   void wait_for_bucket(const Place& bucket) {
     flat_groups_[bucket.group]->wait_for_bucket(bucket.number);
@@ -139,9 +141,9 @@ class DataParallelEngine {
   std::vector<std::weak_ptr<ShardedStep>> steps_;
   /// What ShardedStep::registry_version() was when they were found.
   std::optional<int64_t> registry_version_;
-  /// Of the steps, or one of our own.
+  /// Of the steps; or, where there are none, replicated ones.
   std::vector<std::shared_ptr<FlatGroup>> flat_groups_;
-  std::shared_ptr<FlatGroup> own_group_;
+  bool is_replicated_ = false;
   std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::unique_ptr<GradReducer> reducer_;
   std::shared_ptr<Buffers> buffers_;

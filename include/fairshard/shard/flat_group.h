@@ -56,8 +56,8 @@ class FlatGroup {
   /// What this rank owns, and what another does, as views of the parameters.
   const std::vector<Slice>& slices() const { return slices_; }
   std::vector<Slice> slices_of(int rank) const;
-  GradientShards& gradients() { return gradients_; }
-  const GradientShards& gradients() const { return gradients_; }
+  GradientShards& gradients() { return *gradients_; }
+  const GradientShards& gradients() const { return *gradients_; }
   /// What reshards the parameters, if anything does.
   const std::shared_ptr<UnshardSchedule>& schedule() const { return schedule_; }
 
@@ -103,7 +103,7 @@ class FlatGroup {
   std::shared_ptr<const ShardLayout> layout_;
   std::vector<FlatBucket> buckets_;
   std::vector<Slice> slices_;
-  GradientShards gradients_;
+  std::shared_ptr<GradientShards> gradients_;
   std::shared_ptr<UnshardSchedule> schedule_;
   bool is_layout_frozen_ = false;
   int layout_version_ = 0;

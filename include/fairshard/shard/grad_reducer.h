@@ -58,12 +58,18 @@ struct ReducedGroup {
 ///
 /// Note [Steps in backward]: with step_in_backward a bucket is stepped as soon as it is reduced.
 /// Its gradients are dropped at once and its values gathered behind the rest of backward, so that
-/// no rank ever holds all of its gradients, and when backward ends, nearly all is done. The first
-/// backward, which finds the order of buckets, leaves all to the optimizer's step(). Ranks must
-/// gather at the same points of one order, though their gradients may come in different ones: a
+/// no rank ever holds all of its gradients, and when backward ends, nearly all is done. That holds
+/// for the first backward, too, so such a group keeps the buckets that it was made with; only the
+/// order in which they are started is learnt. Ranks must gather at the same points of one order,
+/// though their gradients may come in different ones: a
 /// bucket is stepped right before the one is started that is `buckets_in_flight` later (or one,
 /// where values are resharded, for the least memory), and ranks agree on unused parameters bucket
 /// by bucket.
+///
+/// Note [Reducers that share parameters]: two models may share a module (a GAN, a student and its
+/// teacher), or one optimizer. A gradient must be reduced once, whichever model's backward brings
+/// it, so reducers with a flat group in common share their hooks and reduce all of their groups
+/// together.
 ///
 /// Note [Threads and locks]: hooks run on autograd's threads (one per device) and do not hold
 /// Python's lock. Locks are taken in this order, and never the other way round:

@@ -66,6 +66,8 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   /// Steps one bucket, drops its gradients and starts to gather it, if not the next forward does
   /// so: see Note [Steps in backward]. Collective.
   void run_bucket(FlatGroup& group, size_t bucket);
+  /// Throws if another step has taken one of the parameters since.
+  void check_has_parameters() const;
   /// Throws if nothing may step in the backward that begins.
   void check_can_run_in_backward() const;
 
@@ -79,8 +81,6 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   /// Whether a backward within no_sync() has left gradients that nobody has reduced: a step would
   /// have ranks drift apart.
   bool awaits_reduction() const;
-  /// Whether there are reduced gradients that no step has used.
-  bool has_unused_gradients() const;
   /// Forgets reduced gradients, beside .grad. Local.
   void clear_gradients();
   /// All memory of this rank that has gradients.
@@ -116,6 +116,8 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   size_t parameter_groups_ = 0;
   /// Whether backward has stepped since the last run().
   bool has_run_in_backward_ = false;
+  /// The registry's version when this was last seen to have its parameters.
+  mutable int64_t checked_version_ = -1;
   std::shared_ptr<Join> join_;
   int join_number_ = 0;
 };

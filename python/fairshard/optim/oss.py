@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fairshard import comm
 from fairshard._core import shard as _shard
@@ -209,9 +208,10 @@ class OSS(torch.optim.Optimizer):
         self._sharded_step.wait_for_parameters()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops gradients: those in ``.grad``, and those that were reduced into this rank's share."""
+        """Drops gradients, or makes them zero, as any torch optimizer does."""
         super().zero_grad(set_to_none)
-        self._sharded_step.clear_gradients()
+        if set_to_none:
+            self._sharded_step.clear_gradients()
         if hasattr(self._base, "forget"):
             self._base.forget()
 
@@ -338,21 +338,6 @@ class OSS(torch.optim.Optimizer):
 
     def _groups_from_base(self) -> None:
         _copy_options(self._base.param_groups, self.param_groups)
-
-
-def _refuse_step_of_others(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Says that another optimizer than the OSS was stepped, for which there are no gradients."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"][:1]:
-            step = _shard.ShardedStep.of(parameter)
-            if step is not None and parameter.grad is None and step.has_unused_gradients:
-                raise RuntimeError(
-                    f"{type(optimizer).__name__}.step() was called on parameters of an OSS, which has their gradients: "
-                    "call the OSS's step() instead, or delete the OSS before the forward"
-                )
-
-
-register_optimizer_step_post_hook(_refuse_step_of_others)
 
 
 def _weak(method: Callable, owner: Any = None) -> Callable:

@@ -31,6 +31,7 @@ def _state_dicts(rank, world_size):
         plain = mlp()
         plain_optimizer = optim(plain.parameters(), **options)
         for step in range(3):
+            optimizer.zero_grad()
             loss_of(parallel(inputs(rank, step))).backward()
             optimizer.step()
             _plain_step(plain, plain_optimizer, step, world_size)
@@ -57,6 +58,7 @@ def _state_dicts(rank, world_size):
         resumed_optimizer.load_state_dict(state)
         torch.testing.assert_close(state, before, rtol=0, atol=0)
         for step in range(3, 6):
+            resumed_optimizer.zero_grad()
             loss_of(resumed_parallel(inputs(rank, step))).backward()
             resumed_optimizer.step()
             _plain_step(plain, plain_optimizer, step, world_size)

@@ -177,10 +177,10 @@ class ShardedDataParallel(nn.Module):
         """Makes all ranks' buffers those of rank 0. Always blocks."""
         self._engine.broadcast_buffers(self._tree.buffers(), 0)
 
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """Drops all gradients, also those that were reduced into this rank's share."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops all gradients, or makes them zero."""
         self.module.zero_grad(set_to_none)
-        if self._engine is not None:
+        if self._engine is not None and set_to_none:
             self._engine.clear_gradients()
 
     def to(self, *arguments: Any, **kwargs: Any) -> "ShardedDataParallel":
