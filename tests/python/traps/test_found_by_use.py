@@ -1,4 +1,4 @@
-"""What somebody who had only the documentation ran into: training is that of torch, or it is refused with the reason."""
+"""What a new user ran into: training is that of torch, or it is refused with the reason."""
 
 import pytest
 import torch
