@@ -19,11 +19,23 @@ using shard::Slice;
 
 namespace {
 
+/// What a lazy module has for a parameter before its first forward is an empty tensor in C++.
+void check_not_lazy(const std::string& name, const at::Tensor& tensor) {
+  if (tensor.numel() > 0) {
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  TORCH_CHECK_VALUE(!py::module_::import("torch.nn.parameter").attr("is_lazy")(tensor).cast<bool>(),
+                    "parameter '", name,
+                    "' has no values yet, as its module is lazy: run the model once before");
+}
+
 std::vector<Parameter> to_parameters(const std::vector<std::string>& names,
                                      const std::vector<at::Tensor>& tensors,
                                      const std::vector<int64_t>& groups = {}) {
   std::vector<Parameter> parameters;
   for (size_t i = 0; i < tensors.size(); ++i) {
+    check_not_lazy(names.at(i), tensors[i]);
     parameters.push_back({names.at(i), tensors[i], groups.empty() ? 0 : groups.at(i)});
   }
   return parameters;

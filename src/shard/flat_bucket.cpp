@@ -6,6 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
@@ -46,6 +47,20 @@ at::Tensor make_placeholder(const Parameter& parameter) {
       "overlap_gather, between steps (release_parameters): use it within its own module, or "
       "call wait_for_parameters() on all ranks first"));
   return result;
+}
+
+/// Gives a parameter back the strides that it had. States and master weights have its elements in
+/// that order, and other ranks have some of them.
+void keep_strides(const Parameter& parameter, const at::Tensor& before) {
+  at::Tensor tensor = parameter.tensor;
+  if (tensor.sizes() != before.sizes() || tensor.strides() == before.strides()) {
+    return;
+  }
+  TORCH_WARN_ONCE("parameter '", parameter.name, "' was given strides ", tensor.strides(),
+                  " after it had been sharded, and keeps ", before.strides(),
+                  ": change the memory format before the optimizer is made");
+  tensor.set_data(
+      at::empty_strided(before.sizes(), before.strides(), tensor.options()).copy_(tensor));
 }
 
 /// Memory within that of `owner`, which stays alive with it.
@@ -99,9 +114,12 @@ void FlatBucket::bind() {
   flat_.zero_();
   placeholders_.assign(slots.size(), at::Tensor());
   versions_.assign(slots.size(), -1);
-  places_.clear();
+  const auto before = std::exchange(places_, {});
   for (size_t i = 0; i < slots.size(); ++i) {
     at::Tensor tensor = parameter(i).tensor;
+    if (!before.empty()) {
+      keep_strides(parameter(i), before[i]);
+    }
     places_.push_back(make_place(i));
     places_.back().copy_(tensor);
     tensor.set_data(places_.back());  // what it had before is freed now, and not all at the end

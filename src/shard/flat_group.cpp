@@ -51,8 +51,11 @@ bool have_same_members(const ShardLayout& a, const ShardLayout& b) {
                     [&](const Bucket& x, const Bucket& y) { return members(x) == members(y); });
 }
 
-/// Resharding is for the least memory.
+/// Checks the options. Resharding is for the least memory.
 FlatOptions completed(FlatOptions options) {
+  const auto& gather_dtype = options.precision().gather_dtype;
+  TORCH_CHECK_VALUE(!gather_dtype || at::isFloatingType(*gather_dtype), "gather_dtype is ",
+                    *gather_dtype, ", but parameters travel as floating point numbers only");
   options.layout().least_memory(options.reshard_after_forward());
   return options;
 }

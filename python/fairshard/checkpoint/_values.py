@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_MARKERS = ("float", "items", "tensor", "tuple")
+_MARKERS = ("float", "int", "items", "tensor", "tuple")
 
 
 def to_json(value: Any, where: str, on_tensor: Callable[[str, torch.Tensor], None] | None = None) -> str:
@@ -33,8 +33,10 @@ def tensor_paths(text: str) -> list[str]:
 
 
 def _encode(value: Any, where: str, on_tensor: Callable | None) -> Any:
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else {"int": str(value)}  # JSON's numbers end there, or are rounded
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, torch.Tensor) and on_tensor is not None:
@@ -63,6 +65,8 @@ def _decode(value: Any, tensors: dict) -> Any:
         (marker, inner), *_ = value.items()
         if marker == "float":
             return float(inner)
+        if marker == "int":
+            return int(inner)
         if marker == "tensor":
             return tensors[inner]
         if marker == "tuple":

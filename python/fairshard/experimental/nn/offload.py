@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -97,6 +98,8 @@ class OffloadModel(nn.Module):
             raise ValueError("overlap_forward needs the option optimizer")
         is_list = isinstance(model, (list, tuple))
         model = nn.Sequential(*model) if is_list else model
+        if any(is_lazy(parameter) for parameter in model.parameters()):
+            raise ValueError("the model has lazy modules, whose parameters have no values yet: run it once before")
         self._device = _page.checked_device(torch.device(device))
         self._blocks = list_blocks(model, blocks)
         self._spreads_tuples = is_list
@@ -281,8 +284,8 @@ class OffloadModel(nn.Module):
         if not self._checkpoints or not torch.is_grad_enabled() or is_checkpointed():
             return run(*inputs)
         buffers = [buffer for block in blocks for buffer in block.buffers()]
-        contexts = lambda: (contextlib.nullcontext(), _kept(buffers))  # noqa: E731
-        return checkpoint(run, *inputs, use_reentrant=False, context_fn=contexts)
+        first = _FirstRun(buffers)
+        return checkpoint(run, *inputs, use_reentrant=False, context_fn=lambda: (first, _SecondRun(buffers, first)))
 
     def _cross(self, to: int, values: Any) -> Any:
         """The same values, wherever in them tensors are, on the other side of the boundary of slices."""
@@ -299,15 +302,43 @@ def _under_model(state: dict, prefix: str, *_: Any) -> None:
         state[f"{prefix}model.{key[len(prefix) :]}"] = state.pop(key)
 
 
-@contextlib.contextmanager
-def _kept(buffers: list[torch.Tensor]) -> Iterator[None]:
-    """Leaves buffers as they are, although a slice runs for the second time."""
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.data.copy_(value)  # by data: autograd may have saved the buffer, and counts what is written
+class _FirstRun:
+    """Around the first run of a slice: keeps what it overwrites of the buffers."""
+
+    def __init__(self, buffers: list[torch.Tensor]) -> None:
+        self._buffers = buffers
+        self.overwritten: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> None:
+        self._before = [(buffer, buffer._version, buffer.clone()) for buffer in self._buffers]
+
+    def __exit__(self, *_: Any) -> None:
+        self.overwritten = [(buffer, value) for buffer, version, value in self._before if buffer._version != version]
+        del self._before
+
+
+class _SecondRun:
+    """Around the second: it begins with the buffers that the first began with, and leaves them as they are.
+
+    A backward with ``retain_graph`` is followed by another, so that there may be several of these.
+    """
+
+    def __init__(self, buffers: list[torch.Tensor], first: _FirstRun) -> None:
+        self._buffers = buffers
+        self._first = first
+
+    def __enter__(self) -> None:
+        self._kept = [(buffer, buffer.clone()) for buffer in self._buffers]
+        _write(self._first.overwritten)
+
+    def __exit__(self, *_: Any) -> None:
+        _write(self._kept)
+        del self._kept
+
+
+def _write(values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for buffer, value in values:
+        buffer.data.copy_(value)  # by data: autograd may have saved the buffer, and counts what is written
 
 
 def _one_slice_each(own: list[list[nn.Parameter]]) -> tuple[list[int], list, list]:

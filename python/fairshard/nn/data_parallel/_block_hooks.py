@@ -29,7 +29,8 @@ class BlockHooks:
         self._blocks: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._handles = []
         for module in root.modules():
-            self._handles.append(module.register_forward_pre_hook(self._before))
+            # Before others: those of torch's older weight_norm, spectral_norm and pruning read parameters.
+            self._handles.append(module.register_forward_pre_hook(self._before, prepend=True))
             self._handles.append(module.register_forward_hook(self._after))
 
     def remove(self) -> None:

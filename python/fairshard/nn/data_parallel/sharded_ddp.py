@@ -70,6 +70,8 @@ class ShardedDataParallel(nn.Module):
         super().__init__()
         if mode not in ("gradients", "optimizer"):
             raise ValueError(f"mode is {mode!r}, but must be 'gradients' or 'optimizer'")
+        if reduce_dtype is not None and not reduce_dtype.is_floating_point:
+            raise ValueError(f"reduce_dtype is {reduce_dtype}, but gradients travel as floating point numbers only")
         self.module = module
         self._tree = ModuleTree(module)
         self._block_hooks: BlockHooks | None = None
