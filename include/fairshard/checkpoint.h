@@ -92,7 +92,7 @@ class Checkpoint {
   /// A number, a string, or a vector of these, of which rank 0's is saved.
   template <CheckpointValue Value>
   Checkpoint& add(const std::string& name, Value* value) {
-    return add(name, detail::make_value_part(detail::access_to(value)));
+    return add(name, value ? detail::make_value_part(detail::access_to(value)) : nullptr);
   }
   /// The default generators of the CPU and of the GPUs that this process uses, of each rank. A rank
   /// that was not there when it was saved keeps its own.

@@ -17,6 +17,7 @@ Checkpoint::Checkpoint(const std::string& directory, const CheckpointOptions& op
 
 Checkpoint& Checkpoint::add(const std::string& name, std::shared_ptr<CheckpointPart> part) {
   TORCH_CHECK_VALUE(!name.empty(), "a part of a checkpoint has no name");
+  TORCH_CHECK_VALUE(part, "the part '", name, "' of a checkpoint is a null pointer");
   for (const auto& [known, other] : parts_) {
     // Keys begin with the part's name, and each must belong to one part only.
     const bool is_clear =
@@ -44,6 +45,9 @@ Checkpoint& Checkpoint::add(const std::string& name, SlowMoBase& slowmo) {
   return add(name, make_part(slowmo));
 }
 Checkpoint& Checkpoint::add(const std::string& name, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.layout() == at::kStrided, "the part '", name,
+                    "' of a checkpoint must be a dense tensor, but is ",
+                    tensor.defined() ? c10::str(tensor.layout()) : "not defined");
   return add(name, make_part(tensor));
 }
 Checkpoint& Checkpoint::add_rng(const std::string& name) { return add(name, make_rng_part()); }

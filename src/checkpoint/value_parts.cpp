@@ -84,7 +84,7 @@ class TensorPart : public CheckpointPart {
 
   void save(const std::string& name, const CheckpointContext& /*context*/,
             store::State& state) override {
-    state.add_alike(name, tensor_);
+    state.add_alike(name, tensor_.resolve_conj().resolve_neg());  // memory is written as it is
   }
   void load(const std::string& name, const CheckpointContext& /*context*/,
             store::LoadPlan& plan) override {

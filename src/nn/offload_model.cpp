@@ -121,7 +121,9 @@ StepState state_for(torch::optim::Optimizer& optimizer, const at::Tensor& parame
 }  // namespace
 
 OffloadModel::OffloadModel(const torch::nn::Sequential& model, const OffloadOptions& options)
-    : OffloadModel(blocks_of(model), options) {}
+    : OffloadModel(blocks_of(model), options) {
+  sequential_ = model;
+}
 
 OffloadModel::OffloadModel(std::vector<OffloadBlock> blocks, const OffloadOptions& options)
     : blocks_(std::move(blocks)), options_(options) {
@@ -132,6 +134,8 @@ OffloadModel::OffloadModel(std::vector<OffloadBlock> blocks, const OffloadOption
   std::vector<BlockValues> parameters;
   parameters.reserve(blocks_.size());
   for (const OffloadBlock& block : blocks_) {
+    TORCH_CHECK_VALUE(block.forward, "block ", parameters.size(), " of ", blocks_.size(),
+                      " to offload has no forward");
     parameters.push_back(block.module ? block.module->parameters() : BlockValues());
   }
   const auto slicing = page::slice_blocks(parameters, {}, options.num_slices());
@@ -166,6 +170,10 @@ void OffloadModel::move_buffers() {
 at::Tensor OffloadModel::forward(const at::Tensor& input) { return forward(Values{input}).at(0); }
 
 OffloadModel::Values OffloadModel::forward(const Values& inputs) {
+  TORCH_CHECK_VALUE(sequential_.is_empty() || sequential_->size() == blocks_.size(),
+                    "the Sequential had ", blocks_.size(), " modules when it was offloaded, and has ",
+                    sequential_.is_empty() ? 0 : sequential_->size(),
+                    " now: make a new OffloadModel of it");
   plan_step();
   const NoAutocastCache no_cache;
   std::vector<Values> parts = cut(inputs);
@@ -231,15 +239,21 @@ OffloadModel::Values OffloadModel::run_slice(size_t slice, const Values& inputs)
 
 OffloadModel::Values OffloadModel::run_checkpointed(size_t slice, const Values& inputs) {
   Values buffers;
+  std::vector<OffloadBlock> blocks;  // copies: the graph may live longer than this model
   for (const size_t block : slices_[slice]) {
+    blocks.push_back(blocks_[block]);
     const auto own = blocks_[block].module ? blocks_[block].module->buffers() : Values();
     buffers.insert(buffers.end(), own.begin(), own.end());
   }
   return checkpoint(
-      [this, slice, buffers, is_first = true](const Values& values) mutable {
+      [blocks, buffers, is_first = true](const Values& values) mutable {
         const bool keeps_buffers = !std::exchange(is_first, false);
         const BufferGuard guard(keeps_buffers ? buffers : Values());
-        return run_slice(slice, values);
+        Values results = values;
+        for (const OffloadBlock& block : blocks) {
+          results = block.forward(results);
+        }
+        return results;
       },
       inputs);
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fairshard {
@@ -24,7 +25,22 @@ std::vector<const c10::TensorImpl*> addresses_of(const torch::nn::Module& module
   return result;
 }
 
+bool has_any_of(const OssBase& optimizer, const std::vector<const c10::TensorImpl*>& parameters) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (std::find(parameters.begin(), parameters.end(), parameter.unsafeGetTensorImpl()) !=
+          parameters.end()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 shard::EngineOptions engine_options(const DataParallelOptions& options) {
+  TORCH_CHECK_VALUE(!options.reduce_dtype() || at::isFloatingType(*options.reduce_dtype()),
+                    "reduce_dtype is ", *options.reduce_dtype(),
+                    ", but must be a floating-point type");
   return shard::EngineOptions()
       .shard_gradients(options.mode() == DataParallelMode::kGradients)
       .broadcast_buffers(options.broadcast_buffers())
@@ -49,6 +65,11 @@ DataParallelBase::DataParallelBase(const comm::Group& group,
                     is_replicated ? "replicated, which takes no OSS, but got "
                                   : "sharded, which needs at least one OSS, but got ",
                     optimizers.size());
+  for (const OssBase& optimizer : optimizers) {
+    TORCH_CHECK_VALUE(has_any_of(optimizer, seen_parameters_),
+                      "ShardedDataParallel: an OSS that was given has none of the module's "
+                      "parameters: is it that of another model?");
+  }
   if (!is_replicated) {
     engine_.connect();
   }

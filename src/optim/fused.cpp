@@ -71,6 +71,22 @@ void count(at::TensorList steps) {
   }
 }
 
+void check_not_negative(const char* name, double value) {
+  TORCH_CHECK_VALUE(value >= 0, name, " is ", value, ", but must be at least 0");
+}
+
+template <typename Options>
+void check_adam(const Options& options) {
+  check_not_negative("lr", options.lr());
+  check_not_negative("eps", options.eps());
+  check_not_negative("weight_decay", options.weight_decay());
+  const auto [first, second] = options.betas();
+  for (const double beta : {first, second}) {
+    TORCH_CHECK_VALUE(beta >= 0 && beta < 1, "betas are ", first, " and ", second,
+                      ", but must be at least 0 and below 1");
+  }
+}
+
 struct Moments {
   Tensors averages;
   Tensors square_averages;
@@ -133,6 +149,17 @@ void FusedState::serialize(torch::serialize::OutputArchive& archive) const {
 }
 
 namespace detail {
+
+void check_options(const torch::optim::AdamOptions& options) { check_adam(options); }
+void check_options(const torch::optim::AdamWOptions& options) { check_adam(options); }
+void check_options(const torch::optim::SGDOptions& options) {
+  check_not_negative("lr", options.lr());
+  check_not_negative("momentum", options.momentum());
+  check_not_negative("weight_decay", options.weight_decay());
+  TORCH_CHECK_VALUE(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0),
+                    "nesterov goes with a momentum above 0 and no dampening, but these are ",
+                    options.momentum(), " and ", options.dampening());
+}
 
 at::Tensor FusedOptimizer::step(LossClosure closure) {
   at::Tensor loss;

@@ -8,6 +8,9 @@ namespace fairshard {
 namespace {
 
 shard::StepOptions step_options(const OssOptions& options, shard::Partition partition) {
+  TORCH_CHECK_VALUE(!options.gather_dtype() || at::isFloatingType(*options.gather_dtype()),
+                    "gather_dtype is ", *options.gather_dtype(),
+                    ", but must be a floating-point type");
   return shard::StepOptions()
       .flat(shard::FlatOptions()
                 .layout(shard::LayoutOptions()
@@ -56,6 +59,13 @@ void OssBase::take(const std::vector<NamedTensors>& groups) {
     }
   }
   sharded_step_->add(parameters, groups.size());
+}
+
+void OssBase::check_groups(size_t sharded) const {
+  TORCH_CHECK(param_groups().size() == sharded, "OSS has sharded ", sharded,
+              " parameter group(s), but param_groups() has ", param_groups().size(),
+              ": add groups by OSS's own add_param_group(), not through a "
+              "torch::optim::Optimizer&");
 }
 
 bool OssBase::have_slices_changed() {

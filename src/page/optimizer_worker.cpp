@@ -65,14 +65,15 @@ class OptimizerWorker::Threads {
   }
 
   void plan(const at::Tensor& parameter, const StepOptions& options, const StepState& state) {
-    TORCH_CHECK_VALUE(slice_of_.count(parameter.unsafeGetTensorImpl()),
-                      "the optimizer has a parameter of shape ", parameter.sizes(),
-                      " that is not one of the offloaded model's");
+    slice_of(parameter);
     plans_[parameter.unsafeGetTensorImpl()] = {options, state};
   }
 
   size_t slice_of(const at::Tensor& parameter) const {
-    return slice_of_.at(parameter.unsafeGetTensorImpl());
+    const auto found = slice_of_.find(parameter.unsafeGetTensorImpl());
+    TORCH_CHECK_VALUE(found != slice_of_.end(), "the optimizer has a parameter of shape ",
+                      parameter.sizes(), " that is not one of the offloaded model's");
+    return found->second;
   }
 
   void wait() {

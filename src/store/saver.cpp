@@ -72,6 +72,8 @@ class Saver::Work {
   Work(std::optional<comm::Group> group, std::string root, const SaverOptions& options)
       : group_(std::move(group)), root_(std::move(root)), options_(options) {
     TORCH_CHECK_VALUE(!root_.empty(), "the folder for checkpoints has no name");
+    TORCH_CHECK_VALUE(!group_ || group_->rank() >= 0,
+                      "this process is not in the group that saves checkpoints");
     TORCH_CHECK_VALUE(options.keep() >= 0, "keep is ", options.keep(),
                       ", but must not be negative");
     TORCH_CHECK_VALUE(options.timeout_s() > 0, "timeout_s is ", options.timeout_s(),

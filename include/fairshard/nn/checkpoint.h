@@ -4,8 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <ranges>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -21,45 +25,99 @@ using TensorVector = std::vector<at::Tensor>;
 TensorVector checkpoint_tensors(std::function<TensorVector(const TensorVector&)> fn,
                                 const TensorVector& inputs);
 
-// Tensors of a value, in order: of a tensor, a vector of them, or a tuple of what has them.
-
-inline void flatten(const at::Tensor& tensor, TensorVector& into) { into.push_back(tensor); }
-inline void flatten(const TensorVector& tensors, TensorVector& into) {
-  into.insert(into.end(), tensors.begin(), tensors.end());
-}
 template <typename T>
-void flatten(const T&, TensorVector&) {}
-template <typename... Items>
-void flatten(const std::tuple<Items...>& items, TensorVector& into) {
-  std::apply([&](const auto&... each) { (flatten(each, into), ...); }, items);
-}
+struct IsOptional : std::false_type {};
+template <typename T>
+struct IsOptional<std::optional<T>> : std::true_type {};
 
-// And back: the same value with the next tensors in it.
+/// Tuples, pairs and arrays.
+template <typename T>
+concept TupleLike = requires { std::tuple_size<T>::value; };
+template <typename T>
+concept Range = std::ranges::forward_range<T>;
 
-inline void refill(at::Tensor& tensor, TensorVector::const_iterator& next) { tensor = *next++; }
-inline void refill(TensorVector& tensors, TensorVector::const_iterator& next) {
-  for (auto& tensor : tensors) {
-    refill(tensor, next);
+/// Calls `visit` with each tensor of a value, in order. Classes of which nothing is known are
+/// passed over.
+template <typename T, typename Visit>
+void for_each_tensor(T& value, const Visit& visit) {
+  using Plain = std::remove_const_t<T>;
+  if constexpr (std::is_same_v<Plain, at::Tensor>) {
+    visit(value);
+  } else if constexpr (IsOptional<Plain>::value) {
+    if (value) {
+      for_each_tensor(*value, visit);
+    }
+  } else if constexpr (TupleLike<Plain>) {
+    std::apply([&](auto&... items) { (for_each_tensor(items, visit), ...); }, value);
+  } else if constexpr (Range<Plain>) {
+    if constexpr (!std::is_arithmetic_v<std::ranges::range_value_t<Plain>>) {
+      for (auto& item : value) {
+        for_each_tensor(item, visit);
+      }
+    }
   }
 }
+
 template <typename T>
-void refill(T&, TensorVector::const_iterator&) {}
+constexpr bool finds_all_tensors();
+
 template <typename... Items>
-void refill(std::tuple<Items...>& items, TensorVector::const_iterator& next) {
-  std::apply([&](auto&... each) { (refill(each, next), ...); }, items);
+constexpr bool finds_all_tensors_in(const std::tuple<Items...>*) {
+  return (finds_all_tensors<Items>() && ...);
+}
+template <typename First, typename Second>
+constexpr bool finds_all_tensors_in(const std::pair<First, Second>*) {
+  return finds_all_tensors<First>() && finds_all_tensors<Second>();
+}
+template <typename T, size_t N>
+constexpr bool finds_all_tensors_in(const std::array<T, N>*) {
+  return finds_all_tensors<T>();
+}
+
+/// Whether for_each_tensor comes to all that a T may hold. What can be copied as bytes holds none.
+template <typename T>
+constexpr bool finds_all_tensors() {
+  using Plain = std::remove_const_t<T>;
+  if constexpr (std::is_same_v<Plain, at::Tensor> || std::is_trivially_copyable_v<Plain>) {
+    return true;
+  } else if constexpr (IsOptional<Plain>::value) {
+    return finds_all_tensors<typename Plain::value_type>();
+  } else if constexpr (TupleLike<Plain>) {
+    return finds_all_tensors_in(static_cast<const Plain*>(nullptr));
+  } else if constexpr (Range<Plain>) {
+    return finds_all_tensors<std::ranges::range_value_t<Plain>>();
+  } else {
+    return false;
+  }
+}
+
+template <typename T>
+void flatten(const T& value, TensorVector& into) {
+  for_each_tensor(value, [&](const at::Tensor& tensor) { into.push_back(tensor); });
+}
+/// And back: the same value with the next tensors in it.
+template <typename T>
+void refill(T& value, TensorVector::const_iterator& next) {
+  for_each_tensor(value, [&](at::Tensor& tensor) { tensor = *next++; });
 }
 
 }  // namespace detail
 
 /// Returns fn(inputs...), and runs it again in backward instead of keeping what it saved. The
 /// random numbers and the autocast state of the second run are those of the first, so gradients are
-/// bit for bit those of a plain call. Inputs and result may be tensors, vectors of tensors, tuples
-/// of these, and anything else, which is passed on. `fn` may use parameters and may itself
-/// checkpoint. What it refers to must live until backward. Gradients of parameters arrive as in any
-/// backward, so a ShardedDataParallel sees them.
+/// bit for bit those of a plain call. Inputs and result may be tensors, vectors, maps, optionals,
+/// pairs, arrays and tuples of them, and numbers or strings. An input may be anything else, too,
+/// and is passed on; a result may not, because tensors in a class of your own would come without
+/// their history. `fn` may use parameters and may itself checkpoint. What it refers to must live
+/// until backward. Gradients of parameters arrive as in any backward, so a ShardedDataParallel sees
+/// them.
 template <typename Function, typename... Inputs>
 auto checkpoint(Function fn, Inputs... inputs) {
   using Result = std::invoke_result_t<Function&, Inputs&...>;
+  static_assert(detail::finds_all_tensors<std::decay_t<Result>>(),
+                "checkpoint: the function must return a tensor, or vectors, maps, optionals, pairs, "
+                "arrays or tuples of tensors, numbers and strings: tensors in a class of your own "
+                "would come without their history");
   auto arguments = std::make_tuple(std::move(inputs)...);
   detail::TensorVector tensors;
   detail::flatten(arguments, tensors);

@@ -115,6 +115,8 @@ class OffloadModel {
   Values run_checkpointed(size_t slice, const Values& inputs);
   std::vector<Values> cut(const Values& inputs) const;
 
+  /// What the blocks were taken from, if it was a Sequential.
+  torch::nn::Sequential sequential_{nullptr};
   std::vector<OffloadBlock> blocks_;
   OffloadOptions options_;
   /// Of each slice: its blocks.

@@ -70,6 +70,13 @@ class FusedOptimizer : public torch::optim::Optimizer {
   FusedOptions options_;
 };
 
+/// Throws c10::ValueError that names the option and its value, as torch's optimizers do.
+/// @{
+void check_options(const torch::optim::AdamOptions& options);
+void check_options(const torch::optim::AdamWOptions& options);
+void check_options(const torch::optim::SGDOptions& options);
+/// @}
+
 /// A fused optimizer over one class of options, for all that take tensors or groups.
 template <typename Options_>
 class FusedOptimizerOf : public FusedOptimizer {
@@ -77,7 +84,9 @@ class FusedOptimizerOf : public FusedOptimizer {
   using Options = Options_;
   explicit FusedOptimizerOf(const Groups& groups, const Options& defaults = {},
                             const FusedOptions& options = {})
-      : FusedOptimizer(groups, std::make_unique<Options>(defaults), options) {}
+      : FusedOptimizer(groups, std::make_unique<Options>(defaults), options) {
+    check_options(defaults);
+  }
   explicit FusedOptimizerOf(const std::vector<at::Tensor>& parameters, const Options& defaults = {},
                             const FusedOptions& options = {})
       : FusedOptimizerOf(Groups{torch::optim::OptimizerParamGroup(parameters)}, defaults, options) {

@@ -89,6 +89,8 @@ class OssBase : public torch::optim::Optimizer {
 
   /// Shards the parameters of new groups.
   void take(const std::vector<NamedTensors>& groups);
+  /// Throws if param_groups() has another number of groups than were sharded.
+  void check_groups(size_t sharded) const;
   /// Whether the slices have changed since the last time that this was asked.
   bool have_slices_changed();
   /// Steps the base optimizer on those slices that have a gradient, with the options of
@@ -181,6 +183,7 @@ class OSS : public OssBase {
   }
 
   void step_base() override {
+    check_groups(base_->param_groups().size());
     for (size_t i = 0; i < param_groups().size(); ++i) {
       base_->param_groups()[i].set_options(param_groups()[i].options().clone());
     }

@@ -119,6 +119,36 @@ TEST(Checkpoint, ValuesThatDoNotFitAreNamed) {
   expect_words(error_for("order", std::vector<std::string>()), "of another kind");
 }
 
+TEST(Checkpoint, APartThatIsNotThereIsNamedWhenItIsAdded) {
+  const TemporaryDirectory directory;
+  Checkpoint checkpoint(directory.path());
+  int* none = nullptr;
+  test::expect_error([&] { checkpoint.add("epoch", none); }, {"'epoch'", "null pointer"});
+  test::expect_error([&] { checkpoint.add("own", std::shared_ptr<CheckpointPart>()); },
+                     {"'own'", "null pointer"});
+  test::expect_error([&] { checkpoint.add("t", at::Tensor()); }, {"'t'", "not defined"});
+  test::expect_error([&] { checkpoint.add("t", at::eye(3).to_sparse()); }, {"'t'", "Sparse"});
+}
+
+TEST(Checkpoint, ARankThatIsNotInTheGroupIsRefused) {
+  launch_threads(2, [](Group group) {
+    const TemporaryDirectory directory;
+    const Group one = group.subgroup({1});
+    if (group.rank() == 0) {
+      expect_error([&] { Checkpoint(one, directory.path()); }, {"not in the group"});
+    }
+  });
+}
+
+TEST(Checkpoint, ConjugatesAreSavedAsTheyAreSeen) {
+  const TemporaryDirectory directory;
+  const at::Tensor values = at::complex(at::ones({3}), at::ones({3})).conj();
+  Checkpoint(directory.path()).add("values", values).save(1);
+  const at::Tensor read = at::zeros({3}, at::kComplexFloat);
+  Checkpoint(directory.path()).add("values", read).load();
+  EXPECT_TRUE(read.equal(values));
+}
+
 TEST(Checkpoint, ScalersGoOn) {
   const TemporaryDirectory directory;
   launch_threads(2, [&](Group group) {

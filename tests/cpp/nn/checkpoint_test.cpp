@@ -7,6 +7,14 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 namespace fairshard {
 namespace checkpoint_test {
 
@@ -96,6 +104,40 @@ TEST(Checkpoint, TuplesAndInputsOfAnyKind) {
   test::require_same(ours, plain, true);
   EXPECT_FALSE(constant.grad().defined());
 }
+
+TEST(Checkpoint, GradientsPassThroughResultsOfEveryStandardKind) {
+  auto model = make_blocks();
+  const auto plain = gradients_of(*model, [&](const at::Tensor& x) { return model->forward(x); });
+  const auto expect_same = [&](const char* kind, auto pack, auto unpack) {
+    SCOPED_TRACE(kind);
+    const auto ours = gradients_of(*model, [&](const at::Tensor& x) {
+      return unpack(checkpoint([&](const at::Tensor& y) { return pack(model->forward(y)); }, x));
+    });
+    ASSERT_TRUE(ours[1].defined()) << "the input got no gradient";
+    test::require_same(ours, plain, true);
+  };
+  using at::Tensor;
+  expect_same(
+      "pair", [](const Tensor& y) { return std::pair(y, 1); }, [](auto r) { return r.first; });
+  expect_same(
+      "optional", [](const Tensor& y) { return std::optional(y); }, [](auto r) { return *r; });
+  expect_same(
+      "array", [](const Tensor& y) { return std::array{y}; }, [](auto r) { return r[0]; });
+  expect_same(
+      "map", [](const Tensor& y) { return std::map<std::string, Tensor>{{"y", y}}; },
+      [](auto r) { return r.at("y"); });
+  expect_same(
+      "vector of tuples", [](const Tensor& y) { return std::vector{std::tuple(y, true)}; },
+      [](auto r) { return std::get<0>(r.at(0)); });
+}
+
+/// Tensors in it cannot be found, so that it is refused when it is compiled.
+struct ClassOfOnesOwn {
+  at::Tensor value;
+};
+static_assert(!detail::finds_all_tensors<ClassOfOnesOwn>());
+static_assert(!detail::finds_all_tensors<std::vector<std::optional<ClassOfOnesOwn>>>());
+static_assert(detail::finds_all_tensors<std::tuple<at::Tensor, std::string, std::vector<bool>>>());
 
 TEST(Checkpoint, AutocastIsThatOfTheFirstRun) {
   auto model = make_blocks();

@@ -193,5 +193,42 @@ TEST(OffloadModel, BadInputIsNamedAndTheModelStaysUsable) {
   test::expect_error([&] { offload.step_in_backward(optimizer); }, {"AdamW, Adam or SGD"});
 }
 
+TEST(OffloadModel, AGraphMayLiveLongerThanTheModelThatMadeIt) {
+  for (const bool is_checkpointed : {false, true}) {
+    auto model = make_blocks();
+    auto twin = make_blocks();
+    model->eval();  // without dropout
+    twin->eval();
+    at::Tensor loss;
+    {
+      OffloadModel offload(model, OffloadOptions().checkpoint_activation(is_checkpointed));
+      loss = test::loss_of(offload.forward(test::input(0, 0)));
+    }
+    loss.backward();
+    test::loss_of(twin->forward(test::input(0, 0))).backward();
+    EXPECT_TRUE(model->parameters()[0].grad().equal(twin->parameters()[0].grad()));
+  }
+}
+
+TEST(OffloadModel, ModulesThatComeLaterAreNotLeftOutWithoutAWord) {
+  auto model = make_blocks();
+  OffloadModel offload(model);
+  model->push_back(Linear(5, 5));
+  test::expect_error([&] { offload.forward(test::input(0, 0)); },
+                     {"had 8 modules", "has 9 now", "new OffloadModel"});
+  test::expect_error([] { OffloadModel none(std::vector<OffloadBlock>(1)); }, {"has no forward"});
+}
+
+TEST(OffloadModel, AParameterOfTheOptimizerThatIsNotTheModelsIsNamed) {
+  auto model = make_blocks();
+  auto parameters = model->parameters();
+  parameters.push_back(torch::ones({2, 3}).requires_grad_());
+  AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
+  OffloadModel offload(model);
+  offload.step_in_backward(optimizer);
+  test::expect_error([&] { offload.forward(test::input(0, 0)); },
+                     {"[2, 3]", "not one of the offloaded model's"});
+}
+
 }  // namespace offload_model_test
 }  // namespace fairshard

@@ -399,5 +399,44 @@ TEST(ShardedDataParallel, BadUseIsNamed) {
   });
 }
 
+TEST(ShardedDataParallel, AnOssOfAnotherModelIsRefused) {
+  launch_threads(2, [](Group group) {
+    auto model = make_model();
+    auto other = make_model();
+    OSS<torch::optim::SGD> optimizer(group, *other, SGDOptions(0.1));
+    test::expect_error([&] { ShardedDataParallel<Sequential>(group, model, optimizer); },
+                       {"none of the module's parameters"});
+  });
+}
+
+TEST(ShardedDataParallel, WhatCannotTravelInADtypeIsRefusedAtOnce) {
+  launch_threads(2, [](Group group) {
+    auto model = make_model();
+    const auto options = OssOptions().gather_dtype(at::kInt);
+    test::expect_error(
+        [&] { OSS<torch::optim::SGD>(group, *model, SGDOptions(0.1), options); },
+        {"gather_dtype is Int"});
+    OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1));
+    test::expect_error(
+        [&] {
+          ShardedDataParallel<Sequential>(group, model, optimizer,
+                                          DataParallelOptions().reduce_dtype(at::kInt));
+        },
+        {"reduce_dtype is Int"});
+  });
+}
+
+TEST(ShardedDataParallel, AGroupThatTheOssDoesNotKnowIsRefused) {
+  launch_threads(2, [](Group group) {
+    auto model = make_model();
+    const auto parameters = model->parameters();
+    OSS<torch::optim::SGD> optimizer(group, Values{parameters[0]}, SGDOptions(0.1));
+    torch::optim::Optimizer& plain = optimizer;
+    plain.add_param_group(torch::optim::OptimizerParamGroup(Values{parameters[1]}));
+    parameters[0].mutable_grad() = at::ones_like(parameters[0]);
+    test::expect_error([&] { optimizer.step(); }, {"sharded 1 parameter group", "has 2"});
+  });
+}
+
 }  // namespace sharded_data_parallel_test
 }  // namespace fairshard

@@ -19,6 +19,7 @@ using scale::GainMeterOptions;
 using torch::nn::Sequential;
 using torch::optim::SGDOptions;
 using Mode = DataParallelMode;
+using test::Values;
 
 /// The paper's estimates from the gradients g_1 ... g_n of equal parts of a batch, with means.
 class Reference {
@@ -346,6 +347,20 @@ TEST(AdaScale, BadInputIsNamed) {
     optimizer.step();
     test::expect_error([&] { optimizer.step([] { return at::zeros({}); }); },
                        {"needs 2 backward passes", "there were 0"});
+  });
+}
+
+TEST(AdaScale, AGroupThatWasAddedBehindItsBackIsRefused) {
+  test::run_ranks(2, [](Group group) {
+    auto model = test::make_model();
+    const auto parameters = model->parameters();
+    AdaScale<torch::optim::SGD> optimizer(group, AdaScaleOptions(), Values{parameters[0]},
+                                          SGDOptions(0.1));
+    torch::optim::Optimizer& plain = optimizer;
+    plain.add_param_group(torch::optim::OptimizerParamGroup(Values{parameters[1]}));
+    ShardedDataParallel<Sequential> parallel(group, model);
+    test::loss_of(parallel.forward(test::input(group.rank(), 0))).backward();
+    test::expect_error([&] { optimizer.step(); }, {"1 parameter group", "has 2", "own"});
   });
 }
 

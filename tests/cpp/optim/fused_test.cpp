@@ -1,4 +1,5 @@
 // The fused optimizers against torch's.
+#include "support/expect_error.h"
 #include "support/training.h"
 #include <fairshard/optim/fused.h>
 
@@ -100,6 +101,20 @@ void compare_with_float32(const Options& options) {
       rounded.slice(0, 0, 5).fill_(0.5);
     }
   }
+}
+
+TEST(Fused, OptionsThatTorchRefusesAreRefused) {
+  const auto parameters = test::make_model()->parameters();
+  const auto adam = [&](const AdamOptions& options) { return [=] { Adam(parameters, options); }; };
+  const auto sgd = [&](const SGDOptions& options) { return [=] { SGD(parameters, options); }; };
+  test::expect_error(adam(AdamOptions(-1)), {"lr is -1"});
+  test::expect_error(adam(AdamOptions(0.1).betas({0.9, 1})), {"betas are 0.9 and 1"});
+  test::expect_error(adam(AdamOptions(0.1).eps(-1)), {"eps is -1"});
+  test::expect_error([&] { AdamW(parameters, AdamWOptions(0.1).weight_decay(-1)); },
+                     {"weight_decay is -1"});
+  test::expect_error(sgd(SGDOptions(-1)), {"lr is -1"});
+  test::expect_error(sgd(SGDOptions(0.1).momentum(-1)), {"momentum is -1"});
+  test::expect_error(sgd(SGDOptions(0.1).nesterov(true)), {"nesterov", "momentum above 0"});
 }
 
 TEST(Fused, MasterWeightsStepInFloat32) {
