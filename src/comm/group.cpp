@@ -1,6 +1,7 @@
 #include "backends.h"
 #include "group_state.h"
 #include <fairshard/comm/group.h>
+#include <fairshard/comm/process_owned.h>
 #include <fairshard/comm/waits.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -30,7 +31,8 @@ std::shared_ptr<Group::State> state_of(c10::intrusive_ptr<c10d::ProcessGroup> gi
       return state;
     }
   }
-  auto state = std::make_shared<Group::State>(std::move(given));
+  const std::shared_ptr<Group::State> state(new Group::State(std::move(given)),
+                                           DeleteInOwnProcess());
   if (key) {
     states.insert_or_assign(key, state);
   }

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import weakref
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from support.models import loss_of
-from support.parallel import MODES, sharded
+from support.parallel import MODES, limited, sharded
 from support.ranks import device
 
 pytestmark = pytest.mark.costly
@@ -84,3 +85,33 @@ def _memory_stays(rank, world_size, mode):
 @pytest.mark.parametrize("mode", ["replicated", "gradients", "all"])
 def test_cycles_leave_no_memory(run_ranks, mode):
     run_ranks(2, _memory_stays, mode)
+
+
+def _in_child(held):
+    with limited(20):
+        held.clear()
+        gc.collect()
+
+
+def _fork(rank, world_size, mode):
+    """As a DataLoader's worker does that was forked with the model in memory, and ends."""
+    held = used(mode)
+    child = multiprocessing.get_context("fork").Process(target=_in_child, args=(held,))
+    child.start()
+    child.join(30)
+    was_alive = child.is_alive()
+    if was_alive:
+        child.kill()
+    assert not was_alive, "the child hangs"
+    assert child.exitcode == 0, f"the child ended with {child.exitcode}"
+    # and the parent goes on
+    _, parallel, optimizer = held
+    loss_of(parallel(torch.ones(2, 10))).backward()
+    optimizer.step()
+    parallel.state_dict()
+
+
+@pytest.mark.cpu_only("CUDA does not survive a fork")
+@pytest.mark.parametrize("mode", ["replicated", "gradients", "overlap_gather", "release_parameters+overlap_gather"])
+def test_a_forked_process_frees_the_wrapper_and_ends(run_ranks, mode):
+    run_ranks(2, _fork, mode)

@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+import torch.distributed.checkpoint.state_dict as dcp
 from torch import nn
 
 from fairshard.experimental.nn import OffloadModel
 from support.models import mlp
-from support.parallel import SHARDED, assert_same, ddp, sharded, train
+from support.parallel import SHARDED, assert_same, ddp, said, sharded, train
 from support.ranks import device
 
 pytestmark = pytest.mark.costly
@@ -105,3 +106,47 @@ def _before_the_first_step(rank, world_size, mode):
 @pytest.mark.parametrize("mode", SHARDED)
 def test_there_is_a_state_dict_before_the_first_step(run_ranks, mode):
     run_ranks(2, _before_the_first_step, mode)
+
+
+def flat(state):
+    """Optimizer state by parameter and key."""
+    return {(name, key): value for name, values in state["state"].items() for key, value in values.items()}
+
+
+def _distributed_checkpoint(rank, world_size, mode, is_consolidated):
+    """Asking for the state changes nothing, and gives what it gives for DDP and torch's optimizer."""
+    (parallel, optimizer), (plain, plain_optimizer) = trained(rank, mode)
+    expected_model, expected = dcp.get_state_dict(plain, plain_optimizer)
+    if is_consolidated:
+        optimizer.consolidate_state_dict(-1)
+    found = []
+    reason = said(lambda: found.extend(dcp.get_state_dict(parallel, optimizer)), "consolidate_state_dict")
+    assert not is_consolidated or reason is None
+    train(plain, plain_optimizer, rank, steps=range(3, 6))
+    train(parallel, optimizer, rank, steps=range(3, 6))
+    assert_same(parallel, plain, "asking for the state has changed training")
+    if reason is None:
+        assert found[0].keys() == expected_model.keys()
+        assert found[1]["state"].keys() == expected["state"].keys()
+        torch.testing.assert_close(flat(found[1]), flat(expected), rtol=0, atol=0, check_device=False)
+
+
+@pytest.mark.parametrize("mode", ["gradients", "optimizer", "overlap_gather", "release_parameters+overlap_gather"])
+@pytest.mark.parametrize("is_consolidated", [True, False], ids=["consolidated", "spread"])
+def test_distributed_checkpoint_gets_the_state(run_ranks, mode, is_consolidated):
+    run_ranks(2, _distributed_checkpoint, mode, is_consolidated)
+
+
+def _set_state(rank, world_size):
+    _, (plain, plain_optimizer) = trained(rank)
+    model_state, optimizer_state = dcp.get_state_dict(plain, plain_optimizer)
+    model_state, optimizer_state = copy.deepcopy(model_state), copy.deepcopy(optimizer_state)
+    parallel, optimizer = sharded(mlp(seed=1), "gradients", ADAMW, lr=1e-2)
+    dcp.set_state_dict(parallel, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    train(plain, plain_optimizer, rank, steps=range(3, 6))
+    train(parallel, optimizer, rank, steps=range(3, 6))
+    assert_same(parallel, plain)
+
+
+def test_distributed_checkpoint_sets_the_state(run_ranks):
+    run_ranks(2, _set_state)
