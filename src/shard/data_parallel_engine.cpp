@@ -189,9 +189,7 @@ void DataParallelEngine::before_forward(bool is_training) {
   if (is_learning) {
     connect();
   } else if (!is_current()) {
-    for (const auto& step : find_steps()) {
-      step->wait_for_parameters();
-    }
+    wait_for_parameters();
     return;
   }
   for (const auto& group : flat_groups_) {
@@ -359,6 +357,11 @@ void DataParallelEngine::wait_for(const std::vector<at::Tensor>& parameters) {
 }
 
 void DataParallelEngine::wait_for_parameters() {
+  if (!is_current()) {  // what no training forward has found yet may have been stepped before one
+    for (const auto& step : find_steps()) {
+      step->wait_for_parameters();
+    }
+  }
   for (const auto& group : flat_groups_) {
     group->wait_for_values();
   }
