@@ -150,6 +150,9 @@ Call DirectBackend::make_call(Kind kind, const at::Tensor& like, int64_t numel,
 
 WorkPtr DirectBackend::start(Call call, Timeout timeout, const Tensors& results,
                              const Lender& lender, const Build& build) {
+  TORCH_CHECK(is_own_process(), call.describe(),
+              ": this process was forked from the one that made the process group, and has none of "
+              "its threads: make another group here");
   const std::lock_guard lock(mutex_);
   call.sequence = sequence_++;
   if (const std::string failure = progress_->failure(); !failure.empty()) {

@@ -32,7 +32,7 @@ std::shared_ptr<Group::State> state_of(c10::intrusive_ptr<c10d::ProcessGroup> gi
     }
   }
   const std::shared_ptr<Group::State> state(new Group::State(std::move(given)),
-                                           DeleteInOwnProcess());
+                                            DeleteInOwnProcess());
   if (key) {
     states.insert_or_assign(key, state);
   }

@@ -45,9 +45,8 @@ const Mark* current_mark() {
 
 void mark_scaled_backward(int64_t scaler, const at::Tensor& scale) {
   const int backward = torch::autograd::get_current_graph_task_id();
-  std::erase_if(marks, [&](const Mark& mark) {
-    return mark.backward == backward || mark.running.expired();
-  });
+  std::erase_if(
+      marks, [&](const Mark& mark) { return mark.backward == backward || mark.running.expired(); });
   const auto running = std::make_shared<char>();
   torch::autograd::Engine::get_default_engine().queue_callback([running] {});
   marks.push_back({backward, scaler, scale, running});

@@ -32,7 +32,7 @@ MASTER = "master_weights"
 
 def has_state(oss: "OSS") -> bool:
     """Whether ranks have something that the others have not."""
-    return bool(oss.optim.state) or (oss.has_stepped and any(entry.has_master for entry in oss.entries))
+    return bool(oss.optim.state) or (oss._has_stepped and any(entry.has_master for entry in oss.entries))
 
 
 def is_same(ours: dict[int, dict], theirs: dict) -> bool:

@@ -120,7 +120,7 @@ class OSS(torch.optim.Optimizer):
         )
         self._layout_version = -1
         self._step_arguments: dict = {}
-        self._has_stepped = False
+        self._has_stepped = False  # this, or what its state was loaded from
         self._consolidated: dict | None = None
         self._base: torch.optim.Optimizer | None = None
         super().__init__(params, default)
@@ -147,11 +147,6 @@ class OSS(torch.optim.Optimizer):
     @state.setter
     def state(self, _: dict) -> None:
         """The base class sets it to nothing, which it is until there is a base optimizer."""
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether the state is that after a step, by this OSS or by the one that it was loaded from."""
-        return self._has_stepped
 
     @property
     def group(self) -> comm.Group:

@@ -9,7 +9,6 @@ from fairshard.optim import ShardedGradScaler
 from support.models import inputs, loss_of, mlp
 from support.parallel import assert_same, ddp, sharded, train
 
-
 pytestmark = pytest.mark.costly
 
 
