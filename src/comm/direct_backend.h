@@ -40,6 +40,8 @@ class DirectBackend final : public c10d::Backend {
   const std::string getBackendName() const override { return "fairshard"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override { transport_->setTimeout(timeout); }
+  /// Returns when all collectives that this rank has started have ended, well or not.
+  void flush() { progress_->flush(); }
   /// What this rank has sent in collectives.
   uint64_t sent_bytes() const { return sent_bytes_; }
 

@@ -85,6 +85,14 @@ Traffic Group::traffic() const {
   return {sent, state_->collectives};
 }
 
+void flush(const Group& group) {
+  for (const auto& route : group.state().routes) {
+    if (route.direct) {
+      route.direct->flush();
+    }
+  }
+}
+
 double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }
 
 at::Device Group::control_device() const {

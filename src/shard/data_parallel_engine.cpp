@@ -119,6 +119,12 @@ void DataParallelEngine::connect() {
   if (is_current()) {
     return;
   }
+  if (std::any_of(steps_.begin(), steps_.end(), [](const auto& step) { return step.expired(); })) {
+    // An OSS that is gone may have left parameters on their way.
+    for (const auto& group : flat_groups_) {
+      group->wait_for_values();
+    }
+  }
   const auto registry_version = ShardedStep::registry_version();
   const auto steps = find_steps();
   std::vector<std::shared_ptr<FlatGroup>> groups;
