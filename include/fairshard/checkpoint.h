@@ -132,16 +132,6 @@ class Checkpoint {
   LoadReport load_from(const std::string& directory, bool strict = true);
 
  private:
-  /// Whichever way it is held; it stays the caller's.
-  template <AnyModule Module>
-  static torch::nn::Module& module_of(const Module& held) {
-    if constexpr (std::derived_from<Module, torch::nn::Module>) {
-      return const_cast<Module&>(held);
-    } else {
-      return *shared_module(held);
-    }
-  }
-
   CheckpointContext describe();
   store::State state();
 

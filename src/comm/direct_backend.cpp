@@ -124,7 +124,12 @@ DirectBackend::DirectBackend(c10::intrusive_ptr<c10d::Backend> transport, std::s
       transport_(std::move(transport)),
       bind_(std::move(bind)) {}
 
-DirectBackend::~DirectBackend() = default;
+/// Gloo has threads, too.
+DirectBackend::~DirectBackend() {
+  if (!is_own_process()) {
+    c10::raw::intrusive_ptr::incref(transport_.get());
+  }
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> DirectBackend::getBackendOptions() {
   return transport_->getBackendOptions();
@@ -145,9 +150,12 @@ Call DirectBackend::make_call(Kind kind, const at::Tensor& like, int64_t numel,
 
 WorkPtr DirectBackend::start(Call call, Timeout timeout, const Tensors& results,
                              const Lender& lender, const Build& build) {
+  TORCH_CHECK(is_own_process(), call.describe(),
+              ": this process was forked from the one that made the process group, and has none of "
+              "its threads: make another group here");
   const std::lock_guard lock(mutex_);
   call.sequence = sequence_++;
-  if (const std::string failure = progress_.failure(); !failure.empty()) {
+  if (const std::string failure = progress_->failure(); !failure.empty()) {
     C10_THROW_ERROR(DistBackendError,
                     c10::str(call.describe(), ": this group has failed before: ", failure));
   }
@@ -157,7 +165,7 @@ WorkPtr DirectBackend::start(Call call, Timeout timeout, const Tensors& results,
   const Deadline deadline = std::chrono::steady_clock::now() + timeout;
   auto work =
       c10::make_intrusive<DirectWork>(call, build(call), deadline, results, lender.copies());
-  progress_.submit(work);
+  progress_->submit(work);
   return work;
 }
 
@@ -419,6 +427,10 @@ c10::intrusive_ptr<c10d::Backend> DirectBackend::split(const c10::intrusive_ptr<
                      bind_, (options ? options : getBackendOptions())->timeout);
 }
 
-void DirectBackend::shutdown() { progress_.stop(); }
+void DirectBackend::shutdown() {
+  if (is_own_process()) {
+    progress_->stop();
+  }
+}
 
 }  // namespace fairshard::comm

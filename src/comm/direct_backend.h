@@ -7,6 +7,7 @@
 #include "progress.h"
 #include "segmented_reduce.h"
 #include "staging.h"
+#include <fairshard/comm/process_owned.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -39,6 +40,8 @@ class DirectBackend final : public c10d::Backend {
   const std::string getBackendName() const override { return "fairshard"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override { transport_->setTimeout(timeout); }
+  /// Returns when all collectives that this rank has started have ended, well or not.
+  void flush() { progress_->flush(); }
   /// What this rank has sent in collectives.
   uint64_t sent_bytes() const { return sent_bytes_; }
 
@@ -94,6 +97,9 @@ class DirectBackend final : public c10d::Backend {
   using Timeout = std::chrono::milliseconds;
   using Build = std::function<std::shared_ptr<Operation>(const Call&)>;
 
+  /// Not so in a process that was forked; see DeleteInOwnProcess.
+  bool is_own_process() const { return progress_.get_deleter().is_own_process(); }
+
   /// What all calls of this rank have in common.
   Call make_call(Kind kind, const at::Tensor& like, int64_t numel, int64_t root = -1) const;
   WorkPtr start(Call call, Timeout timeout, const Tensors& results, const Lender& lender,
@@ -119,7 +125,7 @@ class DirectBackend final : public c10d::Backend {
   /// Shared with collectives under way.
   const std::shared_ptr<Staging> staging_ = std::make_shared<Staging>();
   /// Last, so that it ends first: its messages need the transport.
-  Progress progress_;
+  const ProcessOwned<Progress> progress_ = make_process_owned<Progress>();
 };
 
 }  // namespace fairshard::comm

@@ -1,6 +1,7 @@
 #include "backends.h"
 #include "group_state.h"
 #include <fairshard/comm/group.h>
+#include <fairshard/comm/process_owned.h>
 #include <fairshard/comm/waits.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -30,7 +31,8 @@ std::shared_ptr<Group::State> state_of(c10::intrusive_ptr<c10d::ProcessGroup> gi
       return state;
     }
   }
-  auto state = std::make_shared<Group::State>(std::move(given));
+  const std::shared_ptr<Group::State> state(new Group::State(std::move(given)),
+                                            DeleteInOwnProcess());
   if (key) {
     states.insert_or_assign(key, state);
   }
@@ -81,6 +83,14 @@ Traffic Group::traffic() const {
     }
   }
   return {sent, state_->collectives};
+}
+
+void flush(const Group& group) {
+  for (const auto& route : group.state().routes) {
+    if (route.direct) {
+      route.direct->flush();
+    }
+  }
 }
 
 double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }

@@ -42,4 +42,8 @@ struct Group::State {
   std::atomic<int64_t> waited_ns = 0;
 };
 
+/// Returns when all that this rank has started in the group has ended, well or not: others may need
+/// it after this rank has gone. Backends that are not our own see to that themselves.
+void flush(const Group& group);
+
 }  // namespace fairshard::comm

@@ -1,3 +1,4 @@
+#include "group_state.h"
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/reason.h>
@@ -117,6 +118,7 @@ int count_threads() {
     group = init_process_group(
         GroupOptions().timeout_s(options.timeout_s()).backend(options.backend()));
     fn(*group);
+    flush(*group);
   } catch (const std::exception& error) {
     // A pipe takes this much at once whether or not anybody reads.
     const bool is_consequence = dynamic_cast<const c10::DistBackendError*>(&error) != nullptr;

@@ -1,4 +1,5 @@
 #include "backends.h"
+#include "group_state.h"
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/reason.h>
 
@@ -61,6 +62,7 @@ void run_rank(int rank, int ranks, const c10::intrusive_ptr<c10d::Store>& store,
     group.emplace(
         make_process_group(store, rank, ranks, choice, to_milliseconds(options.timeout_s())));
     fn(*group);
+    flush(*group);
   } catch (const std::exception& error) {
     failure.record(rank, ranks, reason_of(error));
   }

@@ -36,6 +36,11 @@ void Progress::submit(WorkPtr work) {
   wake_.notify_all();
 }
 
+void Progress::flush() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [&] { return stop_ || (queue_.empty() && !is_stepping_); });
+}
+
 std::string Progress::failure() const {
   std::lock_guard lock(mutex_);
   return failure_;
@@ -54,15 +59,21 @@ void Progress::run() {
     auto work = std::move(queue_.front());
     queue_.pop_front();
     running_ = work->operation();
+    is_stepping_ = true;
     start_submitted(lock);
     lock.unlock();
     const bool done = step(*work);
     lock.lock();
+    is_stepping_ = false;
     if (!done) {
       queue_.push_back(std::move(work));
     }
     running_.reset();
+    if (queue_.empty()) {
+      idle_.notify_all();
+    }
   }
+  idle_.notify_all();
   auto left = std::exchange(queue_, {});
   submitted_.clear();
   lock.unlock();

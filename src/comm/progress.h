@@ -23,6 +23,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void submit(c10::intrusive_ptr<DirectWork> work);
+  /// Returns when all that was submitted has ended, well or not.
+  void flush();
   /// Ends what is under way with an error; blocks on no peer.
   void stop();
 
@@ -39,6 +41,7 @@ class Progress {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable idle_;
   std::deque<WorkPtr> queue_;
   std::vector<WorkPtr> submitted_;  ///< and not started
   /// What run() is in the midst of.
@@ -47,6 +50,7 @@ class Progress {
   std::vector<std::shared_ptr<Operation>> failed_;
   std::string failure_;
   bool stop_ = false;
+  bool is_stepping_ = false;
   std::thread thread_;
 };
 

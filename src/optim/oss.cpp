@@ -73,6 +73,20 @@ bool OssBase::have_slices_changed() {
   return std::exchange(seen_version_, version) != version;
 }
 
+void OssBase::save(torch::serialize::OutputArchive& /*archive*/) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "an OSS is not saved by torch::save: its state is partitioned across ranks, and the archive "
+      "would have one rank's alone. Use fairshard::Checkpoint, which any number of ranks can load");
+}
+
+void OssBase::load(torch::serialize::InputArchive& /*archive*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "an OSS is not loaded by torch::load: its state is partitioned across ranks. Use "
+      "fairshard::Checkpoint, which also loads the state that a plain optimizer has saved with it");
+}
+
 void OssBase::zero_grad(bool set_to_none) {
   Optimizer::zero_grad(set_to_none);
   if (set_to_none) {

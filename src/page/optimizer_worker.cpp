@@ -270,7 +270,7 @@ class OptimizerWorker::Threads {
 
 OptimizerWorker::OptimizerWorker(std::shared_ptr<Pager> pager, int64_t threads)
     : pager_(std::move(pager)),
-      threads_(std::make_unique<Threads>(*pager_, checked_threads(threads))) {
+      threads_(comm::make_process_owned<Threads>(*pager_, checked_threads(threads))) {
   set_stepping(true);
   pager_->set_before_use([threads = threads_.get()](size_t slice) { threads->wait_for(slice); });
 }

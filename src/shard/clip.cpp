@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace fairshard::shard {
@@ -65,6 +66,17 @@ std::vector<at::Tensor> selected_gradients(const FlatGroup& group, const Selects
   return gradients;
 }
 
+/// By the parameters, which are the same on all ranks, and not by the gradients that this one has.
+bool has_doubles(const std::vector<std::shared_ptr<FlatGroup>>& groups, const Selects& selects) {
+  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+    const auto& parameters = group->parameters();
+    return std::any_of(parameters.begin(), parameters.end(), [&](const Parameter& parameter) {
+      return parameter.tensor.scalar_type() == at::kDouble &&
+             (!selects || selects(parameter.tensor));
+    });
+  });
+}
+
 }  // namespace
 
 at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatGroup>>& groups, double max_norm,
@@ -94,7 +106,7 @@ at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatGroup>>& groups,
       at::_foreach_mul_(gradients, factor);
     }
   }
-  return total.to(at::kFloat);
+  return total.to(has_doubles(groups, selects) ? at::kDouble : at::kFloat);
 }
 
 }  // namespace fairshard::shard

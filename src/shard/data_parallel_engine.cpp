@@ -167,6 +167,12 @@ void DataParallelEngine::connect() {
   if (is_current()) {
     return;
   }
+  if (std::any_of(steps_.begin(), steps_.end(), [](const auto& step) { return step.expired(); })) {
+    // An OSS that is gone may have left parameters on their way.
+    for (const auto& group : flat_groups_) {
+      group->wait_for_values();
+    }
+  }
   const auto registry_version = ShardedStep::registry_version();
   const auto steps = find_steps();
   if (!steps.empty()) {
@@ -224,9 +230,7 @@ void DataParallelEngine::before_forward(bool is_training) {
   if (is_learning) {
     connect();
   } else if (!is_current()) {
-    for (const auto& step : find_steps()) {
-      step->wait_for_parameters();
-    }
+    wait_for_parameters();
     return;
   }
   for (const auto& group : flat_groups_) {
@@ -395,6 +399,11 @@ void DataParallelEngine::wait_for(const std::vector<at::Tensor>& parameters) {
 }
 
 void DataParallelEngine::wait_for_parameters() {
+  if (!is_current()) {  // what no training forward has found yet may have been stepped before one
+    for (const auto& step : find_steps()) {
+      step->wait_for_parameters();
+    }
+  }
   for (const auto& group : flat_groups_) {
     group->wait_for_values();
   }

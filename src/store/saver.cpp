@@ -212,7 +212,7 @@ class Saver::Work {
 };
 
 Saver::Saver(std::optional<comm::Group> group, std::string root, const SaverOptions& options)
-    : work_(std::make_unique<Work>(std::move(group), std::move(root), options)) {}
+    : work_(comm::make_process_owned<Work>(std::move(group), std::move(root), options)) {}
 
 Saver::~Saver() = default;
 

@@ -69,4 +69,29 @@ std::shared_ptr<ModuleClass<T>> shared_module(const T& held) {
   return module;
 }
 
+/// The same of one that the caller keeps alive; also a module on the stack.
+template <AnyModule T>
+torch::nn::Module& module_of(const T& held) {
+  if constexpr (std::derived_from<T, torch::nn::Module>) {
+    return const_cast<T&>(held);
+  } else {
+    return *shared_module(held);
+  }
+}
+
+namespace detail {
+
+/// How a module is kept: by its holder, where that is known, else by a shared_ptr.
+template <typename T>
+struct KeptModule {
+  using Type = std::shared_ptr<fairshard::ModuleClass<T>>;
+};
+template <typename T>
+  requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>
+struct KeptModule<T> {
+  using Type = T;
+};
+
+}  // namespace detail
+
 }  // namespace fairshard

@@ -3,6 +3,7 @@
 // backward.
 
 #include <fairshard/comm/group.h>
+#include <fairshard/nn/any_module.h>
 #include <fairshard/optim/oss.h>
 #include <fairshard/shard/data_parallel_engine.h>
 
@@ -129,37 +130,45 @@ class DataParallelBase {
   bool is_done_with_any_ = false;
 };
 
-/// Wraps a module holder (torch::nn::Sequential, or what TORCH_MODULE makes) and forwards to it.
-/// Construction is collective, and so is every backward; all ranks do the same number of them.
+/// Wraps a module, given as itself (`*model`), by its holder (`model`: torch::nn::Sequential, or
+/// what TORCH_MODULE makes) or by a shared_ptr, and forwards to it. Construction is collective, and
+/// so is every backward; all ranks do the same number of them.
 ///
-///   OSS<AdamW> optimizer(group, *model, torch::optim::AdamWOptions(1e-3));
+///   OSS<AdamW> optimizer(group, model, torch::optim::AdamWOptions(1e-3));
 ///   ShardedDataParallel parallel(group, model, optimizer);
 ///   loss_of(parallel.forward(input)).backward();  // returns with reduced gradients
 ///   optimizer.step();                             // returns with all parameters in place
-template <typename Holder>
+template <AnyModule Module>
 class ShardedDataParallel : public DataParallelBase {
  public:
+  /// A holder or a shared_ptr.
+  using Kept = typename detail::KeptModule<Module>::Type;
+  using Optimizers = std::vector<std::reference_wrapper<OssBase>>;
+
   /// With one sharded optimizer.
-  ShardedDataParallel(const comm::Group& group, Holder module, OssBase& optimizer,
+  template <AnyModuleOf<ModuleClass<Module>> Given>
+  ShardedDataParallel(const comm::Group& group, const Given& module, OssBase& optimizer,
                       const DataParallelOptions& options = {})
-      : ShardedDataParallel(group, std::move(module), {std::ref(optimizer)}, options) {}
+      : ShardedDataParallel(group, module, Optimizers{optimizer}, options) {}
 
   /// With several, over which the parameters are distributed.
-  ShardedDataParallel(const comm::Group& group, Holder module,
-                      const std::vector<std::reference_wrapper<OssBase>>& optimizers,
+  template <AnyModuleOf<ModuleClass<Module>> Given>
+  ShardedDataParallel(const comm::Group& group, const Given& module, const Optimizers& optimizers,
                       const DataParallelOptions& options = {})
-      : DataParallelBase(group, module.ptr(), optimizers, options), module_(std::move(module)) {}
+      : DataParallelBase(group, shared_module(module), optimizers, options),
+        module_(shared_module(module)) {}
 
   /// Replicated, for any optimizer of the user's.
-  ShardedDataParallel(const comm::Group& group, Holder module)
-      : ShardedDataParallel(group, std::move(module), {},
+  template <AnyModuleOf<ModuleClass<Module>> Given>
+  ShardedDataParallel(const comm::Group& group, const Given& module)
+      : ShardedDataParallel(group, module, Optimizers(),
                             DataParallelOptions().mode(DataParallelMode::kReplicated)) {}
 
   /// The module's own, after what has to come before it.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
-    if constexpr (std::is_same_v<Holder, torch::nn::Sequential>) {
+    if constexpr (std::is_same_v<ModuleClass<Module>, torch::nn::SequentialImpl>) {
       return forward_by_block(std::forward<Arguments>(arguments)...);
     } else {
       auto result = module_->forward(std::forward<Arguments>(arguments)...);
@@ -174,7 +183,7 @@ class ShardedDataParallel : public DataParallelBase {
   }
 
   /// What is wrapped.
-  Holder& module() { return module_; }
+  Kept& module() { return module_; }
   /// Leads to the module's members.
   auto* operator->() { return module_.get(); }
 
@@ -195,7 +204,16 @@ class ShardedDataParallel : public DataParallelBase {
     return value.template get<at::Tensor>();
   }
 
-  Holder module_;
+  Kept module_;
 };
+
+/// Deduces what the module is held by.
+template <AnyModule Given, typename... Arguments>
+ShardedDataParallel(const comm::Group&, const Given&, Arguments&&...) -> ShardedDataParallel<Given>;
+/// The same with several optimizers.
+template <AnyModule Given>
+ShardedDataParallel(const comm::Group&, const Given&,
+                    const std::vector<std::reference_wrapper<OssBase>>&,
+                    const DataParallelOptions& = {}) -> ShardedDataParallel<Given>;
 
 }  // namespace fairshard

@@ -102,21 +102,6 @@ class SlowMoBase : private DataParallelBase {
   bool has_warned_ = false;
 };
 
-namespace detail {
-
-/// How a module is kept: by its holder, where that is known, else by a shared_ptr.
-template <typename T>
-struct KeptModule {
-  using Type = std::shared_ptr<fairshard::ModuleClass<T>>;
-};
-template <typename T>
-  requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>
-struct KeptModule<T> {
-  using Type = T;
-};
-
-}  // namespace detail
-
 /// Wraps a module, given as itself (`*model`), by its holder (`model`: torch::nn::Sequential, or
 /// what TORCH_MODULE makes) or by a shared_ptr, and forwards to it. Rank r is on node r /
 /// ranks_per_node. Gradients are averaged inside a node in every backward; between nodes something

@@ -163,6 +163,24 @@ class AdaScale : public Optimizer, public AdaScaleBase {
 
   scale::GainMeter& meter() override { return meter_; }
 
+  /// The optimizer's own, and what was measured.
+  /// @{
+  void save(torch::serialize::OutputArchive& archive) const override {
+    Optimizer::save(archive);
+    const auto [means, effective_steps] = meter_.state();
+    archive.write("adascale_means", means);
+    archive.write("adascale_effective_steps", effective_steps);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    Optimizer::load(archive);
+    at::Tensor means;
+    at::Tensor effective_steps;
+    archive.read("adascale_means", means);
+    archive.read("adascale_effective_steps", effective_steps);
+    meter_.load(means, effective_steps);
+  }
+  /// @}
+
  private:
   static std::vector<std::vector<at::Tensor>> parameters_of(Optimizer& optimizer) {
     std::vector<std::vector<at::Tensor>> result;

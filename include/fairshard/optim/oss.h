@@ -2,12 +2,14 @@
 // OSS: an optimizer whose state is sharded over ranks.
 
 #include <fairshard/comm/group.h>
+#include <fairshard/nn/any_module.h>
 #include <fairshard/optim/element_wise.h>
 #include <fairshard/shard/sharded_step.h>
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,6 +71,13 @@ class OssBase : public torch::optim::Optimizer {
   /// Returns when all parameters are in place; see OssOptions::overlap_gather.
   void wait_for_parameters() { sharded_step_->wait_for_parameters(); }
 
+  /// Refuse: the state is partitioned across ranks, and an archive would have one rank's alone. A
+  /// Checkpoint saves all of it.
+  /// @{
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  /// @}
+
   /// This rank's optimizer, over the slices of flat_groups().
   virtual torch::optim::Optimizer& base() = 0;
 
@@ -115,15 +124,17 @@ class OssBase : public torch::optim::Optimizer {
 /// Construction, add_param_group and step are collective over the group.
 template <typename Base>
 class OSS : public OssBase {
+  static_assert(std::derived_from<Base, torch::optim::Optimizer>,
+                "OSS<Base> takes a class of torch::optim, or one of fairshard's such as AdamW");
   static_assert(!std::is_same_v<Base, torch::optim::LBFGS>,
                 "LBFGS looks at all parameters together, so that its state cannot be sharded");
 
  public:
-  /// All parameters of a module, under their names there.
-  template <typename Options>
-  OSS(const comm::Group& group, const torch::nn::Module& module, Options options,
+  /// All parameters of a module (`model`, `*model` or a shared_ptr), under their names there.
+  template <AnyModule Module, std::derived_from<torch::optim::OptimizerOptions> Options>
+  OSS(const comm::Group& group, const Module& module, Options options,
       const OssOptions& oss_options = {})
-      : OSS(group, {named(module)}, {}, std::move(options), oss_options) {}
+      : OSS(group, {named(module_of(module))}, {}, std::move(options), oss_options) {}
 
   /// Parameters without names.
   template <typename Options>

@@ -3,6 +3,7 @@
 // are in host memory, its weights are stepped there. What is left when backward ends is stepped
 // while the next forward runs, which waits for each slice that it needs.
 
+#include <fairshard/comm/process_owned.h>
 #include <fairshard/page/pager.h>
 
 #include <ATen/core/Tensor.h>
@@ -81,7 +82,7 @@ class OptimizerWorker {
  private:
   class Threads;
   std::shared_ptr<Pager> pager_;
-  std::unique_ptr<Threads> threads_;
+  comm::ProcessOwned<Threads> threads_;
   /// Of states that home_of() has given. Weak: an optimizer may have dropped them.
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> homes_;
 };

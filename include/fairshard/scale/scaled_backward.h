@@ -11,7 +11,8 @@ namespace fairshard::scale {
 /// this number (not 0) has scaled, and by how much.
 void mark_scaled_backward(int64_t scaler, const at::Tensor& scale);
 
-/// Of the backward which runs now on this thread: the scaler's number, or 0.
+/// Of the backward which runs now on this thread, or of one that it runs within (reentrant
+/// checkpointing): the scaler's number, or 0.
 int64_t scaler_of_backward();
 /// The same for the scale, or an undefined tensor.
 at::Tensor scale_of_backward();

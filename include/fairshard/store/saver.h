@@ -2,6 +2,7 @@
 // Writes checkpoints: every rank its share, all of it or nothing.
 
 #include <fairshard/comm/group.h>
+#include <fairshard/comm/process_owned.h>
 #include <fairshard/store/state.h>
 
 #include <torch/arg.h>
@@ -70,7 +71,7 @@ class Saver {
 
  private:
   class Work;
-  std::unique_ptr<Work> work_;
+  comm::ProcessOwned<Work> work_;
 };
 
 }  // namespace fairshard::store

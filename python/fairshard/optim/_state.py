@@ -26,6 +26,23 @@ def follow_slices(base: torch.optim.Optimizer, slices: list[list[torch.Tensor]])
                 state[key] = value.to(values)
 
 
+#: The name of master weights in the state of a parameter: what it has in full precision.
+MASTER = "master_weights"
+
+
+def has_state(oss: "OSS") -> bool:
+    """Whether ranks have something that the others have not."""
+    return bool(oss.optim.state) or (oss._has_stepped and any(entry.has_master for entry in oss.entries))
+
+
+def is_same(ours: dict[int, dict], theirs: dict) -> bool:
+    """Whether two states are made of the very same values."""
+    return len(ours) == len(theirs) and all(
+        a.keys() == b.keys() and all(a[key] is b[key] for key in a)
+        for a, b in zip(ours.values(), theirs.values(), strict=True)
+    )
+
+
 def _numbers(oss: "OSS") -> dict[torch.Tensor, int]:
     """The number of each parameter in a torch state dict."""
     tensors = [tensor for group in oss.param_groups for tensor in group["params"]]
@@ -39,8 +56,8 @@ def _in_memory_order(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return value.as_strided((value.numel(),), (1,), value.storage_offset())
 
 
-def share_of(oss: "OSS", state_dict: dict) -> dict:
-    """The part of a whole state that this rank's base optimizer needs, as that one's state dict."""
+def share_of(oss: "OSS", state_dict: dict) -> tuple[dict, list[tuple]]:
+    """The part of a whole state that this rank needs: its base optimizer's state dict, and master weights."""
     theirs, ours = state_dict["param_groups"], oss.param_groups
     sizes = [len(group["params"]) for group in theirs], [len(group["params"]) for group in ours]
     if sizes[0] != sizes[1]:
@@ -50,14 +67,29 @@ def share_of(oss: "OSS", state_dict: dict) -> dict:
     keys = dict(zip(reversed(parameters), reversed(names), strict=True))  # of one that is given twice, the first
     left_out = ("params", "param_names")
     state: dict[int, dict] = {}
+    masters = []
     groups = [{**copy.deepcopy({k: v for k, v in g.items() if k not in left_out}), "params": []} for g in theirs]
     # The base optimizer numbers its slices group by group.
     for index, entry in enumerate(sorted(oss.entries, key=lambda entry: entry.group)):
         groups[entry.group]["params"].append(index)
         whole = state_dict["state"].get(keys[entry.parameter])
         if whole is not None:
-            state[index] = {key: _cut(key, value, entry) for key, value in whole.items()}
-    return {"state": state, "param_groups": groups}
+            own = {key: _cut(key, value, entry) for key, value in whole.items()}
+            masters.append((entry, own.pop(MASTER, None)))
+            if own:
+                state[index] = own
+    return {"state": state, "param_groups": groups}, masters
+
+
+def set_masters(masters: list[tuple]) -> None:
+    """Sets slices to master weights, where those have the parameter's values: that is seen at the next step.
+
+    The parameters may be loaded before or after the optimizer's state; or not at all, and then they are what counts.
+    """
+    for entry, values in masters:
+        if entry.has_master and values is not None:
+            entry.values.copy_(values)
+            torch.autograd.graph.increment_version(entry.parameter)
 
 
 def _cut(key: str, value: Any, entry: Any) -> Any:
@@ -69,14 +101,16 @@ def _cut(key: str, value: Any, entry: Any) -> Any:
 
 
 def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
-    """The whole state, on ranks that are recipients. Collective; one bucket and key at a time."""
+    """The states of all parameters, on ranks that are recipients. Collective; one bucket and key at a time."""
     numbers = _numbers(oss)
     whole: dict[int, dict] = {}
     entries = oss.entries
+    for part in oss.sharded_step.flat_groups:
+        part.update_masters()
     for number, part in enumerate(oss.sharded_step.flat_groups):
         parameters = part.parameters
         pieces = [part.slices_of(rank) for rank in range(oss.group.size)]
-        owned = [(entry, oss.optim.state.get(entry.values)) for entry in entries if entry.flat_group == number]
+        owned = [(entry, _with_master(oss, entry)) for entry in entries if entry.flat_group == number]
         for bucket in range(part.buckets):
             own = [(entry, state) for entry, state in owned if state and entry.slice.bucket == bucket]
             kinds = _agree_on_kinds(oss.group, own)
@@ -89,7 +123,12 @@ def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
                     like = {index: parameters[index] for index in found if kinds.get((index, key)) == dtype}
                     for index, value in _assemble(part.bounds(bucket), bucket, pieces, gathered, like).items():
                         whole[numbers[parameters[index]]][key] = value
-    return {**without_state(oss), "state": dict(sorted(whole.items()))} if is_recipient else None
+    return dict(sorted(whole.items())) if is_recipient else None
+
+
+def _with_master(oss: "OSS", entry: Any) -> dict:
+    state = oss.optim.state.get(entry.values) or {}
+    return {**state, MASTER: entry.values} if entry.has_master and has_state(oss) else state
 
 
 def without_state(oss: "OSS") -> dict:

@@ -119,6 +119,7 @@ class OSS(torch.optim.Optimizer):
         )
         self._layout_version = -1
         self._step_arguments: dict = {}
+        self._has_stepped = False  # this, or what its state was loaded from
         self._consolidated: dict | None = None
         self._base: torch.optim.Optimizer | None = None
         super().__init__(params, default)
@@ -136,6 +137,15 @@ class OSS(torch.optim.Optimizer):
     def optim(self) -> torch.optim.Optimizer:
         """This rank's base optimizer, over its slices of the parameters."""
         return self._base
+
+    @property
+    def state(self) -> dict:
+        """This rank's part of the state, by slices of parameters."""
+        return self._base.state if self._base is not None else {}
+
+    @state.setter
+    def state(self, _: dict) -> None:
+        """The base class sets it to nothing, which it is until there is a base optimizer."""
 
     @property
     def group(self) -> comm.Group:
@@ -198,6 +208,7 @@ class OSS(torch.optim.Optimizer):
             group["params"] = some
         try:
             self._base.step(**self._step_arguments)
+            self._has_stepped, self._consolidated = True, None
         finally:
             for group, params in zip(groups, everything, strict=True):
                 group["params"] = params
@@ -249,38 +260,42 @@ class OSS(torch.optim.Optimizer):
         self.wait_for_parameters()
         self._groups_to_base()
         state = _state.consolidate(self, recipient_rank in (-1, self._group.rank))
+        self._consolidated = None if state is None else {"state": state}
         if state is not None and hasattr(self._base, "shared_state"):
-            state["adascale"] = self._base.shared_state()
-        self._consolidated = state
+            self._consolidated["adascale"] = self._base.shared_state()
 
     def state_dict(self, all_ranks: bool = False) -> dict:
         """The consolidated state, in the form of the plain torch optimizer's.
 
-        With ``all_ranks`` it is consolidated now, and on all ranks: then every rank calls this. Without, it is that of
-        the last :meth:`consolidate_state_dict`.
+        With ``all_ranks`` it is consolidated now, and on all ranks: then every rank calls this. Without,
+        :meth:`consolidate_state_dict` comes first, after the last step.
         """
         if all_ranks:
             self.consolidate_state_dict(-1)
-        if self._consolidated is None and not self._base.state:
-            return _state.without_state(self)  # before the first step there is nothing to bring together
-        if self._consolidated is None:
+        if self._consolidated is None and _state.has_state(self):
             raise RuntimeError(
                 "the optimizer's state is spread over the ranks: call consolidate_state_dict() on all of them first, "
                 "and state_dict() on the recipient rank"
             )
-        return self._consolidated
+        # Of its own, since callers give other names to parameters. Before the first step there is nothing more.
+        return {**_state.without_state(self), **{k: dict(v) for k, v in (self._consolidated or {}).items()}}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Takes this rank's share of a plain torch optimizer's state, or of a consolidated one.
 
         ``state_dict`` is left as it was.
         """
-        self._base.load_state_dict(_state.share_of(self, state_dict))
+        is_own = self._consolidated is not None and _state.is_same(self._consolidated["state"], state_dict["state"])
+        share, masters = _state.share_of(self, state_dict)
+        self._base.load_state_dict(share)
+        _state.set_masters(masters)
         if hasattr(self._base, "load_shared_state") and "adascale" in state_dict:
             self._base.load_shared_state(state_dict["adascale"])
         self._groups_from_base()
         self._sharded_step.freeze_layout()
-        self._consolidated = None
+        self._has_stepped |= bool(state_dict["state"])
+        if not is_own:  # as it is where Accelerate takes an optimizer, and loads what it has just got from it
+            self._consolidated = None
 
     def partition_parameters(self) -> list[list[dict]]:
         """For every rank its parameter groups, with the slices that it owns as ``params``."""

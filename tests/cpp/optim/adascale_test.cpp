@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
 namespace fairshard {
 namespace adascale_test {
@@ -301,6 +302,15 @@ TEST(AdaScale, MeansGoOnWhereTheyWere) {
     expect_near({first.gain(), second.gain()}, expected);
     TORCH_CHECK(second.effective_steps() ==
                 static_cast<int64_t>(std::floor(expected[0] + expected[1])));
+    // torch's own archives have them, too
+    std::stringstream stream;
+    torch::save(second, stream);
+    second.unhook();
+    AdaScale<torch::optim::SGD> third(group, AdaScaleOptions(), model->parameters(),
+                                      SGDOptions(1.0));
+    torch::load(third, stream);
+    TORCH_CHECK(third.gain() == second.gain() &&
+                third.effective_steps() == second.effective_steps());
     test::expect_error([&] { second.meter().load(at::zeros({3, 2}), steps); },
                        {"the state is that of 2 parameter groups, but there are 1"});
   });

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
-from support.models import inputs
+from support.models import inputs, loss_of
 from support.parallel import MODES, assert_same, said, sharded, train, trained_twins
 
 pytestmark = pytest.mark.costly
@@ -68,6 +68,40 @@ def _wrapper(rank, world_size, mode, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_wrapper_is_copied_as_ddp_is(run_ranks, mode, way):
     run_ranks(2, _wrapper, mode, way)
+
+
+def _first_used(rank, world_size):
+    """What comes before a first training forward needs none: the copy is made ready where it is used."""
+    _, (plain, _) = trained_twins(rank, "replicated")
+    x = inputs(rank, 0)
+
+    def within_no_sync(model):
+        with model.no_sync():
+            loss_of(model(x)).backward()
+        loss_of(model(x)).backward()
+
+    def within_join(model):
+        with model.join():
+            loss_of(model(x)).backward()
+
+    def reduced(model):
+        model.reduce()
+        loss_of(model(x)).backward()
+
+    for use, reference in ((within_no_sync, within_no_sync), (within_join, None), (reduced, None)):
+        (parallel, _optimizer), _ = trained_twins(rank, "gradients")
+        parallel, twin = copy.deepcopy(parallel), copy.deepcopy(plain)
+        for each in (parallel, twin):
+            each.zero_grad()
+        use(parallel)
+        (reference or (lambda model: loss_of(model(x)).backward()))(twin)
+        for a, b in zip(parallel.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+    copy.deepcopy(parallel).sync_buffers()
+
+
+def test_a_copy_that_has_not_trained_has_all_of_a_wrappers_methods(run_ranks):
+    run_ranks(2, _first_used)
 
 
 def _optimizer(rank, world_size):

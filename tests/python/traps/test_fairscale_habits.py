@@ -75,6 +75,32 @@ def test_a_model_is_moved_to_the_gpu_after_the_oss_was_made(run_ranks):
     run_ranks(2, _moved, to_device, False)
 
 
+def _train_eval_change(rank, world_size, mode):
+    """Gradients are there after each backward in training, on every rank, and gone after ``zero_grad``."""
+    wrapper, optimizer = sharded(mlp(), mode, lr=0.1)
+    plain, _ = ddp(mlp(), lr=0.1)
+
+    def backward(model):
+        model.train()
+        loss_of(model(inputs(rank, 0))).backward()
+        return torch.stack([torch.norm(parameter.grad) for parameter in model.parameters()])
+
+    expected = backward(plain)
+    torch.testing.assert_close(backward(wrapper), expected)
+    wrapper.zero_grad()
+    wrapper.eval()
+    wrapper(inputs(rank, 1))
+    for parameter in wrapper.parameters():
+        assert parameter.grad is None or torch.norm(parameter.grad) == 0
+    torch.testing.assert_close(backward(wrapper), expected)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("mode", ["replicated", "optimizer"])
+def test_gradients_are_there_after_backward_when_training_and_evaluation_change(run_ranks, mode):
+    run_ranks(2, _train_eval_change, mode)
+
+
 class Talking(nn.Module):
     """With attributes and methods of its own."""
 
@@ -131,12 +157,69 @@ def test_a_wrapper_is_no_container(run_ranks):
     run_ranks(2, _items)
 
 
+def losses(wrapper, optimizer, rank, steps):
+    found = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(wrapper(inputs(rank, step)))
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    return torch.stack(found)
+
+
+def _resumed(rank, world_size, mode, optim, options):
+    """The run goes on with the losses that it would have had."""
+
+    def made(seed):
+        module = mlp(seed)
+        optimizer = OSS(module.parameters(), optim, bucket_bytes=2000, **MODES_OF[mode], **options)
+        return ShardedDataParallel(module, optimizer), optimizer
+
+    wrapper, optimizer = made(0)
+    losses(wrapper, optimizer, rank, range(5))
+    state = {name: value.clone() for name, value in wrapper.state_dict().items()}
+    optimizer.consolidate_state_dict(-1)
+    optimizer_state = optimizer.state_dict()
+    expected = losses(wrapper, optimizer, rank, range(5, 12))
+
+    again, optimizer = made(1)
+    again.load_state_dict(state)
+    optimizer.load_state_dict(optimizer_state)
+    torch.testing.assert_close(losses(again, optimizer, rank, range(5, 12)), expected, rtol=0, atol=0)
+    assert_same(again, wrapper)
+
+
 MODES_OF = {
     "broadcast_fp16": {"broadcast_fp16": True},
     "broadcast_fp16+overlap_gather": {"broadcast_fp16": True, "overlap_gather": True},
     "gather_dtype": {"gather_dtype": torch.bfloat16},
     "plain": {},
 }
+
+
+@pytest.mark.parametrize("mode", MODES_OF)
+def test_a_run_resumed_from_state_dicts_has_the_same_losses(run_ranks, mode):
+    run_ranks(2, _resumed, mode, torch.optim.AdamW, {"lr": 1e-2})
+
+
+def _loaded_back(rank, world_size):
+    """As FairScale's test does it: both state dicts are loaded back into the same objects, and a step is repeated."""
+    module = mlp()
+    optimizer = OSS(module.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9, broadcast_fp16=True)
+    wrapper = ShardedDataParallel(module, optimizer)
+    losses(wrapper, optimizer, rank, range(3))
+    state = {name: value.clone() for name, value in wrapper.state_dict().items()}
+    optimizer.consolidate_state_dict(-1)
+    optimizer_state = optimizer.state_dict()
+    expected = losses(wrapper, optimizer, rank, range(3, 9))
+    wrapper.load_state_dict(state)
+    optimizer.load_state_dict(optimizer_state)
+    torch.testing.assert_close(losses(wrapper, optimizer, rank, range(3, 9)), expected, rtol=0, atol=0)
+
+
+def test_state_loaded_back_repeats_the_losses(run_ranks):
+    run_ranks(2, _loaded_back)
 
 
 def _closures(rank, world_size, mode):

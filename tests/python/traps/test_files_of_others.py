@@ -80,3 +80,24 @@ def _accelerated_optimizer(rank, world_size):
 @pytest.mark.cpu_only("Accelerate would move models to devices of its own choice")
 def test_accelerate_takes_the_oss(run_ranks):
     run_ranks(2, _accelerated_optimizer)
+
+
+def _accelerated_state(rank, world_size, folder):
+    """``save_state`` and ``load_state`` of a model that was wrapped by us, with its optimizer."""
+    (parallel, optimizer), (plain, plain_optimizer) = trained_twins(rank, "gradients")
+    program = accelerator()
+    model = program.prepare_model(parallel, evaluation_mode=True)  # it is wrapped already
+    optimizer.consolidate_state_dict(-1)
+    optimizer = program.prepare_optimizer(optimizer)
+    program.save_state(f"{folder}/state")
+    train(model, optimizer, rank, steps=[7])
+    program.load_state(f"{folder}/state")
+    assert_same(model, plain)
+    train(plain, plain_optimizer, rank)
+    train(model, optimizer, rank)
+    assert_same(model, plain)
+
+
+@pytest.mark.cpu_only("Accelerate would move models to devices of its own choice")
+def test_accelerate_saves_and_loads_its_state(run_ranks, tmp_path):
+    run_ranks(2, _accelerated_state, str(tmp_path))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.models import mlp
+from support.models import inputs, mlp
 from support.parallel import CLIPPABLE, assert_same, ddp, sharded, train
 from support.ranks import device
 
@@ -69,3 +69,18 @@ def _double(rank, world_size, mode, is_mixed):
 @pytest.mark.parametrize("is_mixed", [False, True], ids=["double", "mixed"])
 def test_float64_is_clipped(run_ranks, mode, is_mixed):
     run_ranks(2, _double, mode, is_mixed)
+
+
+def _norm_in_full(rank, world_size):
+    """The norm of float64 gradients has the digits of float64."""
+    model = mlp().double()
+    wrapper, optimizer = sharded(model, "gradients", lr=0.1)
+    plain, _ = ddp(mlp().double(), lr=0.1)
+    for each in (wrapper, plain):
+        each(inputs(rank, 0).double()).pow(2).mean().backward()
+    norm = optimizer.clip_grad_norm(1.0)
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(plain.parameters(), 1.0), rtol=1e-12, atol=0)
+
+
+def test_the_norm_of_float64_is_exact(run_ranks):
+    run_ranks(2, _norm_in_full)

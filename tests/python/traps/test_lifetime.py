@@ -2,15 +2,22 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from fairshard import comm
+from fairshard.checkpoint import Checkpoint
+from fairshard.experimental.nn import OffloadModel
+from fairshard.nn.data_parallel import ShardedDataParallel
+from fairshard.optim import OSS
 from support.models import loss_of
-from support.parallel import MODES, sharded
+from support.parallel import MODES, limited, sharded
 from support.ranks import device
 
 pytestmark = pytest.mark.costly
@@ -84,3 +91,107 @@ def _memory_stays(rank, world_size, mode):
 @pytest.mark.parametrize("mode", ["replicated", "gradients", "all"])
 def test_cycles_leave_no_memory(run_ranks, mode):
     run_ranks(2, _memory_stays, mode)
+
+
+def communication_threads():
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
+            names.append(file.read().strip())
+    return names.count("fairshard-comm")
+
+
+def _thread_ends(rank, world_size):
+    """The communication thread is there while a process group is, and no longer."""
+    process_group = dist.new_group(list(range(world_size)))
+    module = nn.Linear(3, 3)
+    parallel = ShardedDataParallel(module, OSS(module.parameters(), lr=0.1, group=process_group), process_group)
+    parallel(torch.ones(2, 3)).sum().backward()
+    assert communication_threads() == 1
+    del parallel, module
+    dist.destroy_process_group(process_group)
+    del process_group
+    gc.collect()
+    assert communication_threads() == 0
+
+
+@pytest.mark.cpu_only("NCCL has threads of its own")
+def test_the_communication_thread_ends_with_the_process_group(run_ranks):
+    run_ranks(2, _thread_ends)
+
+
+def _free(held):
+    with limited(20):
+        held.clear()
+        gc.collect()
+
+
+def free_in_child(held, free=_free):
+    """Lets go of it in a process that was forked from this one, and ends that."""
+    child = multiprocessing.get_context("fork").Process(target=free, args=(held,))
+    child.start()
+    child.join(30)
+    was_alive = child.is_alive()
+    if was_alive:
+        child.kill()
+    assert not was_alive, "the child hangs"
+    assert child.exitcode == 0, f"the child ended with {child.exitcode}"
+
+
+def _fork(rank, world_size, mode):
+    """As a DataLoader's worker does that was forked with the model in memory, and ends."""
+    held = used(mode)
+    free_in_child(held)
+    # and the parent goes on
+    _, parallel, optimizer = held
+    loss_of(parallel(torch.ones(2, 10))).backward()
+    optimizer.step()
+    parallel.state_dict()
+
+
+@pytest.mark.cpu_only("CUDA does not survive a fork")
+@pytest.mark.parametrize("mode", ["replicated", "gradients", "overlap_gather", "release_parameters+overlap_gather"])
+def test_a_forked_process_frees_the_wrapper_and_ends(run_ranks, mode):
+    run_ranks(2, _fork, mode)
+
+
+def _free_with_group(held):
+    with limited(20):
+        with pytest.raises(RuntimeError, match="was forked from the one that made the process group"):
+            comm.all_reduce(held[0], torch.ones(4))
+        dist.destroy_process_group(held.pop().process_group)
+        gc.collect()
+
+
+def _fork_with_group(rank, world_size):
+    """A process group over our own backend, which the child lets go of as well."""
+    ranks = list(range(world_size))
+    held = [comm.Group(dist.new_group(ranks, backend="fairshard"))]
+    comm.all_reduce(held[0], torch.ones(4)).wait()
+    free_in_child(held, _free_with_group)
+    found = torch.ones(4)
+    comm.all_reduce(held[0], found).wait()
+    assert found.tolist() == [world_size] * 4
+
+
+@pytest.mark.cpu_only("the backend is one for CPUs")
+def test_a_forked_process_frees_the_process_group(run_ranks):
+    run_ranks(2, _fork_with_group)
+
+
+def test_a_forked_process_frees_an_offloaded_model_and_its_stepping_threads():
+    model = big()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    held = [OffloadModel(model, torch.device("cpu"), optimizer=optimizer, optimizer_threads=2)]
+    for _ in range(2):
+        loss_of(held[0](torch.ones(2, 10))).backward()
+        optimizer.step()
+        free_in_child(held)
+
+
+def test_a_forked_process_frees_a_checkpoint_that_is_being_written(tmp_path):
+    held = [Checkpoint(tmp_path, {"model": big()})]
+    held[0].save(1, blocking=False)
+    free_in_child(held)
+    held[0].wait()
+    assert Checkpoint(tmp_path, {"model": big()}).load().step == 1

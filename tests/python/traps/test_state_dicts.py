@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+import torch.distributed.checkpoint.state_dict as dcp
 from torch import nn
 
 from fairshard.experimental.nn import OffloadModel
 from support.models import mlp
-from support.parallel import SHARDED, assert_same, ddp, sharded, train
+from support.parallel import SHARDED, assert_same, ddp, said, sharded, train
 from support.ranks import device
 
 pytestmark = pytest.mark.costly
@@ -105,3 +106,103 @@ def _before_the_first_step(rank, world_size, mode):
 @pytest.mark.parametrize("mode", SHARDED)
 def test_there_is_a_state_dict_before_the_first_step(run_ranks, mode):
     run_ranks(2, _before_the_first_step, mode)
+
+
+def flat(state):
+    """Optimizer state by parameter and key."""
+    return {(name, key): value for name, values in state.get("state", {}).items() for key, value in values.items()}
+
+
+def _distributed_checkpoint(rank, world_size, mode, is_consolidated):
+    """Asking for the state changes nothing, and gives what it gives for DDP and torch's optimizer."""
+    (parallel, optimizer), (plain, plain_optimizer) = trained(rank, mode)
+    expected_model, expected = copy.deepcopy(dcp.get_state_dict(plain, plain_optimizer))
+    if is_consolidated:
+        optimizer.consolidate_state_dict(-1)
+    found = []
+    reason = said(lambda: found.extend(dcp.get_state_dict(parallel, optimizer)), "consolidate_state_dict")
+    assert not is_consolidated or reason is None
+    train(plain, plain_optimizer, rank, steps=range(3, 6))
+    train(parallel, optimizer, rank, steps=range(3, 6))
+    assert_same(parallel, plain, "asking for the state has changed training")
+    if reason is None:
+        assert found[0].keys() == expected_model.keys()
+        assert found[1]["state"].keys() == expected["state"].keys()
+        torch.testing.assert_close(flat(found[1]), flat(expected), rtol=0, atol=0, check_device=False)
+
+
+@pytest.mark.parametrize("mode", ["gradients", "optimizer", "overlap_gather", "release_parameters+overlap_gather"])
+@pytest.mark.parametrize("is_consolidated", [True, False], ids=["consolidated", "spread"])
+def test_distributed_checkpoint_gets_the_state(run_ranks, mode, is_consolidated):
+    run_ranks(2, _distributed_checkpoint, mode, is_consolidated)
+
+
+def _set_state(rank, world_size, mode, source):
+    """A state of DDP's or of our own is loaded by a new model."""
+    ours, (plain, plain_optimizer) = trained(rank, mode)
+    ours[1].consolidate_state_dict(-1)
+    pair = ours if source == "ours" else (plain, plain_optimizer)
+    model_state, optimizer_state = copy.deepcopy(dcp.get_state_dict(*pair))
+    parallel, optimizer = sharded(mlp(seed=1), mode, ADAMW, lr=1e-2)
+    dcp.set_state_dict(parallel, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    train(plain, plain_optimizer, rank, steps=range(3, 6))
+    train(parallel, optimizer, rank, steps=range(3, 6))
+    assert_same(parallel, plain)
+
+
+@pytest.mark.parametrize("source", ["ours", "DDP's"])
+@pytest.mark.parametrize("mode", SHARDED)
+def test_distributed_checkpoint_sets_the_state(run_ranks, mode, source):
+    run_ranks(2, _set_state, mode, source)
+
+
+def _full_state(rank, world_size, mode):
+    """Whole and in host memory on the first rank, nothing on others, as with DDP; and again after more steps."""
+    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    (parallel, optimizer), (plain, plain_optimizer) = trained(rank, mode)
+    for steps in ((3, 4), (5,)):
+        optimizer.consolidate_state_dict(-1)
+        found = dcp.get_state_dict(parallel, optimizer, options=options)
+        expected = dcp.get_state_dict(plain, plain_optimizer, options=options)
+        assert found[0].keys() == expected[0].keys() and bool(found[0]) == (rank == 0)
+        assert found[1].get("param_groups") == expected[1].get("param_groups")
+        for ours, theirs in ((found[0], expected[0]), (flat(found[1]), flat(expected[1]))):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        train(plain, plain_optimizer, rank, steps=steps)
+        train(parallel, optimizer, rank, steps=steps)
+
+
+@pytest.mark.parametrize("mode", ["gradients", "release_parameters+overlap_gather"])
+def test_distributed_checkpoint_gets_the_whole_state_on_the_first_rank(run_ranks, mode):
+    run_ranks(2, _full_state, mode)
+
+
+def _names(rank, world_size):
+    """Parameters, buffers and modules have one name each, wherever the wrapper stands."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device())
+    names = module.state_dict().keys()
+    wrapper, _ = sharded(module, "gradients", lr=0.1)
+    for root, prefix in ((wrapper, ""), (nn.ModuleDict({"body": wrapper}), "body.")):
+        found = [name for name, _ in (*root.named_parameters(), *root.named_buffers())]
+        assert sorted(found) == sorted(prefix + name for name in names)
+        assert list(root.modules()).count(module) == list(root.modules()).count(wrapper) == 1
+        assert root.get_parameter(f"{prefix}0.weight") is module[0].weight
+        assert root.get_submodule(f"{prefix}1") is module[1]
+
+
+def test_names_are_those_of_the_state_dict(run_ranks):
+    run_ranks(2, _names)
+
+
+def _asked_late(rank, world_size):
+    """A state that was consolidated before the last step is not given out as if it were the present one."""
+    (parallel, optimizer), _ = trained(rank)
+    optimizer.consolidate_state_dict(-1)
+    assert optimizer.state_dict()["state"]
+    train(parallel, optimizer, rank, steps=[3])
+    with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+        optimizer.state_dict()
+
+
+def test_a_state_of_before_the_last_step_is_refused(run_ranks):
+    run_ranks(2, _asked_late)

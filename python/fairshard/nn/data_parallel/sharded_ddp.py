@@ -1,6 +1,7 @@
 """ShardedDataParallel: data parallelism whose gradients are reduced in backward, to their owners only."""
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -98,6 +99,12 @@ class ShardedDataParallel(nn.Module):
             comm.Group(process_group), *parameters, buffers, sync_at_startup=sync, **self._options
         )
 
+    def _made_engine(self) -> _shard.DataParallelEngine:
+        """The engine, which a copy gets where it is first trained."""
+        if self._engine is None:
+            self._engine = self._make_engine(None, sync=False)
+        return self._engine
+
     def __getstate__(self) -> dict:
         return {key: value for key, value in self.__dict__.items() if key not in ("_engine", "_block_hooks", "_tree")}
 
@@ -120,11 +127,9 @@ class ShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
-        if self._engine is None:
-            if not (self.training and torch.is_grad_enabled()):
-                return self.module(*inputs, **kwargs)
-            self._engine = self._make_engine(None, sync=False)
-        engine = self._engine
+        if self._engine is None and not (self.training and torch.is_grad_enabled()):
+            return self.module(*inputs, **kwargs)
+        engine = self._made_engine()
         if self._tree.has_changed():
             engine.set_parameters(*self._tree.parameters())
             self._remove_block_hooks()
@@ -140,11 +145,12 @@ class ShardedDataParallel(nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it, backward reduces nothing and gradients add up in ``.grad``; the next one reduces the sum."""
-        before, self._engine.sync = self._engine.sync, False
+        engine = self._made_engine()
+        before, engine.sync = engine.sync, False
         try:
             yield
         finally:
-            self._engine.sync = before
+            engine.sync = before
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
@@ -154,14 +160,15 @@ class ShardedDataParallel(nn.Module):
         still taken over all ranks), until all have ended; then all have one model. Steps, clipping and
         reductions may stand in the loop; other collectives may not.
         """
-        self._engine.begin_join()
+        engine = self._made_engine()
+        engine.begin_join()
         has_failed = True
         try:
             yield
-            self._engine.follow_others()
+            engine.follow_others()
             has_failed = False
         finally:
-            self._engine.end_join(self._tree.buffers(), has_failed)
+            engine.end_join(self._tree.buffers(), has_failed)
 
     def wait_for_parameters(self) -> None:
         """Returns when all parameters are in place; see ``overlap_gather`` of OSS."""
@@ -170,14 +177,14 @@ class ShardedDataParallel(nn.Module):
 
     def reduce(self) -> None:
         """Reduces what is in ``.grad`` now. Backward does this by itself, unless under ``no_sync``."""
-        self._engine.reduce()
+        self._made_engine().reduce()
 
     def refresh_trainable(self) -> None:
         """Does nothing: frozen and unfrozen parameters are followed by themselves."""
 
     def sync_buffers(self, blocking: bool = False) -> None:
         """Makes all ranks' buffers those of rank 0. Always blocks."""
-        self._engine.broadcast_buffers(self._tree.buffers(), 0)
+        self._made_engine().broadcast_buffers(self._tree.buffers(), 0)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, or makes them zero."""
@@ -200,6 +207,22 @@ class ShardedDataParallel(nn.Module):
         self.wait_for_parameters()
         return super()._apply(*arguments, **kwargs)
 
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """This and all modules within; their names, and those of parameters and buffers, are the state dict's."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Tells torch.distributed.checkpoint which names are found in the module."""
+        children, parameters = self.module.named_children(), self.module.named_parameters(recurse=False)
+        return {name: "module" for name, _ in itertools.chain(children, parameters)}
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -212,7 +235,7 @@ class ShardedDataParallel(nn.Module):
             self._block_hooks = None
 
     def _reduce_offloaded(self) -> None:
-        if self._engine.sync:
+        if self._made_engine().sync:
             self._engine.reduce()
 
 
