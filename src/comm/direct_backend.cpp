@@ -1,6 +1,5 @@
 #include "direct_backend.h"
 
-#include "backends.h"
 #include "exchange.h"
 #include "label.h"
 #include "peers.h"
@@ -125,6 +124,11 @@ DirectBackend::DirectBackend(c10::intrusive_ptr<c10d::Backend> transport, std::s
       bind_(std::move(bind)) {}
 
 DirectBackend::~DirectBackend() = default;
+
+BackendPtr DirectBackend::over_gloo(const StorePtr& store, int rank, int size,
+                                    const std::string& bind, std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<DirectBackend>(make_gloo(store, rank, size, bind, timeout), bind);
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> DirectBackend::getBackendOptions() {
   return transport_->getBackendOptions();
@@ -415,8 +419,8 @@ c10::intrusive_ptr<c10d::Backend> DirectBackend::split(const c10::intrusive_ptr<
   if (own == ranks.end()) {
     return nullptr;
   }
-  return make_direct(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
-                     bind_, (options ? options : getBackendOptions())->timeout);
+  return over_gloo(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
+                   bind_, (options ? options : getBackendOptions())->timeout);
 }
 
 void DirectBackend::shutdown() { progress_.stop(); }

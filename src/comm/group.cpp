@@ -1,7 +1,6 @@
 #include "backends.h"
 #include "group_state.h"
 #include <fairshard/comm/group.h>
-#include <fairshard/comm/waits.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -82,8 +81,6 @@ Traffic Group::traffic() const {
   }
   return {sent, state_->collectives};
 }
-
-double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }
 
 at::Device Group::control_device() const {
   if (state_->route(c10::DeviceType::CPU)) {
