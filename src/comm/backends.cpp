@@ -36,7 +36,7 @@ ProcessGroupPtr make_process_group(const StorePtr& store, int rank, int size,
   auto group = c10::make_intrusive<ProcessGroup>(store, rank, size);
   const bool needs_direct = choice.cpu || choice.cuda == BackendChoice::Cuda::kThroughHost;
   const BackendPtr direct =
-      needs_direct ? make_direct(store, rank, size, choice.bind, timeout) : nullptr;
+      needs_direct ? DirectBackend::over_gloo(store, rank, size, choice.bind, timeout) : nullptr;
   if (choice.cuda != BackendChoice::Cuda::kNone) {
     const bool is_nccl = choice.cuda == BackendChoice::Cuda::kNccl;
     set_backend(*group, c10::DeviceType::CUDA,
@@ -57,13 +57,9 @@ std::string bind_of_environment() {
   return bind;
 }
 
-BackendPtr make_direct(const StorePtr& store, int rank, int size, const std::string& bind,
-                       std::chrono::milliseconds timeout) {
-  return c10::make_intrusive<DirectBackend>(make_gloo(store, rank, size, bind, timeout), bind);
-}
-
 BackendPtr make_backend(const StorePtr& store, int rank, int size, double timeout_s) {
-  return make_direct(store, rank, size, bind_of_environment(), to_milliseconds(timeout_s));
+  return DirectBackend::over_gloo(store, rank, size, bind_of_environment(),
+                                  to_milliseconds(timeout_s));
 }
 
 ProcessGroupPtr decorated(const ProcessGroupPtr& process_group) {

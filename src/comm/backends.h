@@ -1,9 +1,9 @@
 #pragma once
 // Makes c10d process groups. The only place that knows which backends there are.
 
-#include <c10/util/intrusive_ptr.h>
+#include "c10d_backends.h"
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <string>
@@ -11,12 +11,10 @@
 
 namespace fairshard::comm {
 
-using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 struct BackendChoice {
-  /// The address or, with a leading '@', the interface that Gloo binds to; empty: by hostname.
+  /// Where Gloo listens; see make_gloo().
   std::string bind;
   /// Of CUDA tensors, which may go through the host's memory.
   enum class Cuda { kNone, kNccl, kThroughHost } cuda = Cuda::kNone;
@@ -43,15 +41,6 @@ ProcessGroupPtr split(c10d::ProcessGroup& process_group, const StorePtr& store,
 /// Throws c10::ValueError if it is no time to wait for.
 std::chrono::milliseconds to_milliseconds(double seconds);
 std::chrono::milliseconds timeout_of(c10d::Backend& backend);
-
-// One file each; the NCCL one is a stub where torch was built without CUDA.
-BackendPtr make_gloo(const StorePtr& store, int rank, int size, const std::string& bind,
-                     std::chrono::milliseconds timeout);
-BackendPtr make_nccl(const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout);
-bool has_nccl();
-/// A DirectBackend over a Gloo of its own.
-BackendPtr make_direct(const StorePtr& store, int rank, int size, const std::string& bind,
-                       std::chrono::milliseconds timeout);
 
 /// CUDA devices that this process can use; 0 without a driver.
 int cuda_device_count();

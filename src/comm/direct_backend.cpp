@@ -1,6 +1,5 @@
 #include "direct_backend.h"
 
-#include "backends.h"
 #include "exchange.h"
 #include "label.h"
 #include "peers.h"
@@ -129,6 +128,11 @@ DirectBackend::~DirectBackend() {
   if (!is_own_process()) {
     c10::raw::intrusive_ptr::incref(transport_.get());
   }
+}
+
+BackendPtr DirectBackend::over_gloo(const StorePtr& store, int rank, int size,
+                                    const std::string& bind, std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<DirectBackend>(make_gloo(store, rank, size, bind, timeout), bind);
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> DirectBackend::getBackendOptions() {
@@ -423,8 +427,8 @@ c10::intrusive_ptr<c10d::Backend> DirectBackend::split(const c10::intrusive_ptr<
   if (own == ranks.end()) {
     return nullptr;
   }
-  return make_direct(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
-                     bind_, (options ? options : getBackendOptions())->timeout);
+  return over_gloo(store, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()),
+                   bind_, (options ? options : getBackendOptions())->timeout);
 }
 
 void DirectBackend::shutdown() {

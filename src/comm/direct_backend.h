@@ -1,6 +1,7 @@
 #pragma once
 // A c10d backend for CPU tensors: direct exchange between all ranks.
 
+#include "c10d_backends.h"
 #include "call.h"
 #include "exchange.h"
 #include "lender.h"
@@ -33,6 +34,9 @@ class DirectBackend final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
+  /// On a Gloo of its own. Connects: blocks until all ranks have come.
+  static BackendPtr over_gloo(const StorePtr& store, int rank, int size, const std::string& bind,
+                              std::chrono::milliseconds timeout);
   /// `bind` is where `transport` listens; see make_gloo().
   DirectBackend(c10::intrusive_ptr<c10d::Backend> transport, std::string bind);
   ~DirectBackend() override;

@@ -1,4 +1,4 @@
-#include "backends.h"
+#include "c10d_backends.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -20,9 +20,8 @@ void ignore_broken_pipes() {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, const std::string& bind,
-                                            std::chrono::milliseconds timeout) {
+BackendPtr make_gloo(const StorePtr& store, int rank, int size, const std::string& bind,
+                     std::chrono::milliseconds timeout) {
   using c10d::ProcessGroupGloo;
   ignore_broken_pipes();
   auto options = ProcessGroupGloo::Options::create(timeout);

@@ -2,7 +2,6 @@
 #include "group_state.h"
 #include <fairshard/comm/group.h>
 #include <fairshard/comm/process_owned.h>
-#include <fairshard/comm/waits.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -92,8 +91,6 @@ void flush(const Group& group) {
     }
   }
 }
-
-double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }
 
 at::Device Group::control_device() const {
   if (state_->route(c10::DeviceType::CPU)) {

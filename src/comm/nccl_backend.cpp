@@ -1,4 +1,4 @@
-#include "backends.h"
+#include "c10d_backends.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -6,8 +6,7 @@ namespace fairshard::comm {
 
 bool has_nccl() { return true; }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, std::chrono::milliseconds timeout) {
+BackendPtr make_nccl(const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);

@@ -1,5 +1,6 @@
 #include "direct_work.h"
 #include "work_state.h"
+#include <fairshard/comm/waits.h>
 #include <fairshard/comm/work.h>
 
 #include <ATen/core/grad_mode.h>
@@ -62,5 +63,7 @@ bool Work::is_done_within(std::chrono::milliseconds time) {
   }
   return true;
 }
+
+double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }
 
 }  // namespace fairshard::comm

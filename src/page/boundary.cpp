@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+
 namespace fairshard::page {
 
 using torch::autograd::AutogradContext;
@@ -11,12 +13,9 @@ using torch::autograd::variable_list;
 namespace {
 
 struct Crossing : torch::CustomClassHolder {
-  std::shared_ptr<Pager> pager;
-  int64_t from = Pager::kNone;
-  int64_t to = Pager::kNone;
+  explicit Crossing(std::function<void()> f) : cross(std::move(f)) {}
+  const std::function<void()> cross;
 };
-
-}  // namespace
 
 struct Boundary : torch::autograd::Function<Boundary> {
   static variable_list forward(AutogradContext* context, c10::intrusive_ptr<Crossing> crossing,
@@ -34,15 +33,16 @@ struct Boundary : torch::autograd::Function<Boundary> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto capsule = context->saved_data["crossing"].toCapsule();
-    const auto& crossing = static_cast<const Crossing&>(*capsule);
-    crossing.pager->cross_backward(crossing.from, crossing.to);
+    static_cast<const Crossing&>(*capsule).cross();
     gradients.insert(gradients.begin(), at::Tensor());  // the crossing is no tensor
     return gradients;
   }
 };
 
-std::vector<at::Tensor> mark_boundary(const std::shared_ptr<Pager>& pager, int64_t from, int64_t to,
-                                      const std::vector<at::Tensor>& values) {
+}  // namespace
+
+std::vector<at::Tensor> mark_boundary(const std::vector<at::Tensor>& values,
+                                      std::function<void()> cross) {
   variable_list with_gradient;
   for (const at::Tensor& value : values) {
     if (value.requires_grad()) {
@@ -52,11 +52,8 @@ std::vector<at::Tensor> mark_boundary(const std::shared_ptr<Pager>& pager, int64
   if (with_gradient.empty() || !at::GradMode::is_enabled()) {
     return values;
   }
-  auto crossing = c10::make_intrusive<Crossing>();
-  crossing->pager = pager;
-  crossing->from = from;
-  crossing->to = to;
-  const variable_list marked = Boundary::apply(std::move(crossing), at::TensorList(with_gradient));
+  const variable_list marked = Boundary::apply(c10::make_intrusive<Crossing>(std::move(cross)),
+                                               at::TensorList(with_gradient));
   variable_list result;
   auto next = marked.begin();
   for (const at::Tensor& value : values) {

@@ -1,14 +1,16 @@
 #pragma once
-// Where values go from one slice to the next: an identity that tells the pager, in both directions.
+// Where values go from one slice to the next: an identity whose backward tells the pager.
 
-#include <fairshard/page/pager.h>
+#include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 namespace fairshard::page {
 
-/// The values, in a graph whose backward crosses from `to` to `from`.
-std::vector<at::Tensor> mark_boundary(const std::shared_ptr<Pager>& pager, int64_t from, int64_t to,
-                                      const std::vector<at::Tensor>& values);
+/// The values, in a graph whose backward calls `cross`. If nothing needs a gradient, they are as
+/// they were.
+std::vector<at::Tensor> mark_boundary(const std::vector<at::Tensor>& values,
+                                      std::function<void()> cross);
 
 }  // namespace fairshard::page

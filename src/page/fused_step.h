@@ -2,7 +2,7 @@
 // One pass over memory: gradient in (bfloat16), state and master weight in float32, weight out
 // (bfloat16). ATen has no such operator.
 
-#include <fairshard/page/optimizer_worker.h>
+#include <fairshard/page/step_options.h>
 
 namespace fairshard::page {
 

@@ -1,5 +1,5 @@
 #include "boundary.h"
-#include "pager_parts.h"
+#include "pager_impl.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -41,7 +41,8 @@ std::vector<at::Tensor> Pager::cross(int64_t to, const std::vector<at::Tensor>& 
     return values;
   }
   cross_forward(to);
-  auto result = mark_boundary(shared_from_this(), from, to, values);
+  auto result = mark_boundary(
+      values, [pager = shared_from_this(), from, to] { pager->cross_backward(from, to); });
   if (streams_->activations && keeps_graph_) {
     report_.bytes_out += streams_->activations->cross(to, result);
   }

@@ -1,5 +1,5 @@
 // How a Pager takes its memory, on the device, on the host and in files.
-#include "pager_parts.h"
+#include "pager_impl.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

@@ -2,7 +2,7 @@
 // Times of copies and of work, of the device and of the CPU, on one axis.
 
 #include "copy_stream.h"
-#include <fairshard/page/pager.h>
+#include <fairshard/page/report.h>
 
 #include <mutex>
 #include <string>

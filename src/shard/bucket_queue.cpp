@@ -1,5 +1,6 @@
 #include "bucket_queue.h"
 
+#include "reductions.h"
 #include <fairshard/scale/scaled_backward.h>
 
 #include <ATen/ScalarOps.h>

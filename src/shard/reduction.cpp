@@ -1,9 +1,5 @@
 #include "reduction.h"
 
-#include "all_reduction.h"
-#include "shard_reduction.h"
-#include "step_reduction.h"
-
 #include <chrono>
 
 namespace fairshard::shard {
@@ -38,17 +34,6 @@ std::string PendingBucket::label(const BackwardContext& context) const {
   const size_t last = layout(context).slots.size() - 1;
   return c10::str("gradients of bucket ", bucket, ": ", bucket_values.parameter(0).name,
                   last > 0 ? " to " + bucket_values.parameter(last).name : "");
-}
-
-std::unique_ptr<Reduction> make_reduction(BackwardContext& context, const ReducedGroup& group,
-                                          bool do_step) {
-  if (context.options.mode() == GradientMode::kReplicated) {
-    return std::make_unique<AllReduction>(context);
-  }
-  if (do_step) {
-    return std::make_unique<StepReduction>(context, group.step);
-  }
-  return std::make_unique<ShardReduction>(context);
 }
 
 }  // namespace fairshard::shard

@@ -5,7 +5,7 @@
 #include "used_parameters.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/flat_group.h>
-#include <fairshard/shard/grad_reducer.h>
+#include <fairshard/shard/reducer_options.h>
 
 #include <memory>
 #include <string>
@@ -96,9 +96,5 @@ class Reduction {
  private:
   BackwardContext& context_;
 };
-
-/// The mode of a flat group, whose buckets are stepped in backward if `do_step` is true.
-std::unique_ptr<Reduction> make_reduction(BackwardContext& context, const ReducedGroup& group,
-                                          bool do_step);
 
 }  // namespace fairshard::shard

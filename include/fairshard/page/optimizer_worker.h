@@ -5,45 +5,15 @@
 
 #include <fairshard/comm/process_owned.h>
 #include <fairshard/page/pager.h>
+#include <fairshard/page/step_options.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
-#include <torch/arg.h>
 
 #include <memory>
 #include <unordered_map>
 
 namespace fairshard::page {
-
-/// Which of torch's optimizers a step is that of.
-enum class StepRule { kAdamW, kAdam, kSgd };
-
-/// How a parameter is stepped; the names are those of torch's optimizers.
-struct StepOptions {
-  /// As torch's optimizers have it.
-  /// @{
-  TORCH_ARG(StepRule, rule) = StepRule::kAdamW;
-  TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(double, beta1) = 0.9;
-  TORCH_ARG(double, beta2) = 0.999;
-  TORCH_ARG(double, eps) = 1e-8;
-  TORCH_ARG(double, weight_decay) = 0;
-  TORCH_ARG(double, momentum) = 0;
-  TORCH_ARG(double, dampening) = 0;
-  TORCH_ARG(bool, nesterov) = false;
-  TORCH_ARG(bool, amsgrad) = false;
-  TORCH_ARG(bool, maximize) = false;
-  /// @}
-};
-
-/// An optimizer's state of one parameter. Undefined tensors are not used by the rule.
-struct StepState {
-  at::Tensor step;
-  at::Tensor average;  ///< SGD: the momentum buffer
-  at::Tensor square_average;
-  at::Tensor largest_square_average;
-  bool is_first = false;  ///< SGD: the momentum buffer has not been set yet
-};
 
 /// Takes a pager's gradients. Options and states are given before a backward; the parameters'
 /// gradients stay empty.

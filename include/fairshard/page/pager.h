@@ -109,7 +109,6 @@ class Pager : public std::enable_shared_from_this<Pager> {
                    std::chrono::steady_clock::time_point start);
 
  private:
-  friend struct Boundary;
   struct Slot;
   struct Streams;
   struct BackwardGuard;
