@@ -101,6 +101,11 @@ class AdaScale(torch.optim.Optimizer):
         return self._optimizer
 
     @property
+    def meter(self) -> _scale.GainMeter:
+        """What measures."""
+        return self._meter
+
+    @property
     def param_groups(self) -> list[dict]:
         """The optimizer's, with learning rates for a normal batch."""
         return self._optimizer.param_groups
