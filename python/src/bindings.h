@@ -11,6 +11,7 @@ namespace fairshard::python {
 
 namespace py = pybind11;
 
+void init_parts(py::module_& module);
 void init_comm(py::module_& module);
 void init_outer(py::module_& module);
 void init_page(py::module_& module);

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, module) {
   fairshard::python::init_scale(module);
   fairshard::python::init_shard(module);
   fairshard::python::init_store(module);
+  fairshard::python::init_parts(module);
 }

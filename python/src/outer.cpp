@@ -1,6 +1,8 @@
 // outer/ for Python.
 #include "bindings.h"
-#include <fairshard/outer/synchroniser.h>
+#include <fairshard/outer/slow_loop.h>
+
+#include <pybind11/functional.h>
 
 namespace fairshard::python {
 
@@ -9,7 +11,7 @@ using outer::GossipGraph;
 using outer::Nodes;
 using outer::OuterOptimizerKind;
 using outer::OuterOptions;
-using outer::OuterState;
+using outer::SlowLoop;
 using outer::Synchroniser;
 using outer::WireFormat;
 
@@ -95,53 +97,63 @@ py::dict report_of(const Synchroniser& synchroniser) {
   return result;
 }
 
+void bind_loop(py::module_& m) {
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<SlowLoop, std::shared_ptr<SlowLoop>>(m, "SlowLoop")
+      .def(py::init([](const comm::Group& world, const comm::Group& inside,
+                       const comm::Group& between, const std::vector<std::string>& names,
+                       const std::vector<at::Tensor>& tensors,
+                       const std::vector<at::Tensor>& buffers, const OuterOptions& options,
+                       bool auto_momentum, bool broadcast_buffers,
+                       std::optional<bool> zero_inner_momentum, bool zero_adam) {
+             return make_released<SlowLoop>(world, Nodes(inside, between), to_named(names, tensors),
+                                            buffers,
+                                            outer::SlowMoOptions()
+                                                .outer(options)
+                                                .auto_momentum(auto_momentum)
+                                                .broadcast_buffers(broadcast_buffers)
+                                                .zero_inner_momentum(zero_inner_momentum)
+                                                .zero_adam(zero_adam));
+           }),
+           released, py::arg("world"), py::arg("inside"), py::arg("between"), py::arg("names"),
+           py::arg("tensors"), py::arg("buffers"), py::arg("options"), py::kw_only(),
+           py::arg("auto_momentum"), py::arg("broadcast_buffers"), py::arg("zero_inner_momentum"),
+           py::arg("zero_adam"))
+      .def_property_readonly("advice", &SlowLoop::advice)
+      .def_property_readonly("synchroniser", &SlowLoop::synchroniser)
+      .def(
+          "set_parameters",
+          [](SlowLoop& self, const std::vector<std::string>& names,
+             const std::vector<at::Tensor>& tensors) {
+            self.set_parameters(to_named(names, tensors));
+          },
+          released)
+      .def("count_forward", &SlowLoop::count_forward)
+      .def(
+          "step",
+          [](SlowLoop& self, const decltype(outer::InnerOptimizer::groups)& groups,
+             const decltype(outer::InnerOptimizer::zero)& zero,
+             const std::vector<at::Tensor>& masters, const std::vector<at::Tensor>& buffers) {
+            auto result = self.step({groups, zero}, masters, buffers);
+            return std::pair(result.has_averaged, result.stepped.size());
+          },
+          released, py::arg("groups"), py::arg("zero"), py::arg("masters"), py::arg("buffers"),
+          "To be called after every inner step. Whether nodes were averaged, and how many "
+          "parameters the outer optimizer stepped.");
+}
+
 }  // namespace
 
 void init_outer(py::module_& module) {
   py::module_ m = module.def_submodule("outer");
   const auto released = py::call_guard<py::gil_scoped_release>();
   bind_options(m);
-  m.def("settle_options", &outer::settle_options, py::arg("options"), py::arg("nodes"),
-        py::arg("is_auto"), "Checks the options and gives them as they are meant.");
-  m.def("momentum_advice", &outer::momentum_advice, py::arg("options"), py::arg("nodes"));
   m.def("check_ranks_per_node", &outer::check_ranks_per_node, py::arg("ranks"),
         py::arg("ranks_per_node"));
 
   py::class_<Synchroniser, std::shared_ptr<Synchroniser>>(m, "Synchroniser")
-      .def(py::init([](const comm::Group& inside, const comm::Group& between,
-                       const std::vector<std::string>& names,
-                       const std::vector<at::Tensor>& tensors, const OuterOptions& options) {
-             return make_released<Synchroniser>(Nodes(inside, between), to_named(names, tensors),
-                                                options);
-           }),
-           released, py::arg("inside"), py::arg("between"), py::arg("names"), py::arg("tensors"),
-           py::arg("options"))
-      .def(
-          "step",
-          [](Synchroniser& self, const std::vector<double>& learning_rates,
-             const std::vector<at::Tensor>& masters, const std::vector<at::Tensor>& buffers) {
-            auto result = self.step({learning_rates, masters, buffers});
-            return std::pair(result.has_averaged, std::move(result.stepped));
-          },
-          released, py::arg("learning_rates"), py::arg("masters"), py::arg("buffers"),
-          "To be called after every inner step. Whether nodes were averaged, and the numbers of "
-          "the parameters that the outer optimizer stepped.")
       .def("average", &Synchroniser::average, released, py::arg("masters"))
-      .def(
-          "add",
-          [](Synchroniser& self, const std::vector<std::string>& names,
-             const std::vector<at::Tensor>& tensors) { self.add(to_named(names, tensors)); },
-          released)
-      .def_property_readonly("parameters",
-                             [](const Synchroniser& self) {
-                               std::vector<std::pair<std::string, at::Tensor>> result;
-                               for (const auto& parameter : self.parameters()) {
-                                 result.emplace_back(parameter.name, parameter.tensor);
-                               }
-                               return result;
-                             })
       .def_property_readonly("options", [](const Synchroniser& self) { return self.options(); })
-      .def("fragment_of", &Synchroniser::fragment_of)
       .def_property_readonly("calls", &Synchroniser::calls)
       .def_property_readonly("push_sum_weight", &Synchroniser::push_sum_weight)
       .def("arriving_push_sum_weight", &Synchroniser::arriving_push_sum_weight, released)
@@ -160,6 +172,7 @@ void init_outer(py::module_& module) {
             self.load_state({std::move(tensors), std::move(scalars)});
           },
           released);
+  bind_loop(m);
 }
 
 }  // namespace fairshard::python

@@ -1,8 +1,9 @@
 // page/ for Python.
 #include "bindings.h"
-#include <fairshard/page/optimizer_worker.h>
+#include <fairshard/page/micro_batches.h>
 #include <fairshard/page/pager.h>
 #include <fairshard/page/slicing.h>
+#include <fairshard/page/step_plan.h>
 
 #include <pybind11/functional.h>
 
@@ -20,6 +21,34 @@ using Tensors = std::vector<at::Tensor>;
 StepRule to_rule(const std::string& name) {
   TORCH_CHECK_VALUE(name == "adamw" || name == "adam" || name == "sgd", "no rule '", name, "'");
   return name == "adamw" ? StepRule::kAdamW : name == "adam" ? StepRule::kAdam : StepRule::kSgd;
+}
+
+using GetField =
+    std::function<std::optional<at::Tensor>(const at::Tensor& parameter, const std::string& field)>;
+using SetField = decltype(page::StateAccess::set);
+
+StepOptions to_step_options(const std::string& rule, const py::dict& options) {
+  const auto number = [&](const char* name) {  // learning rates may be tensors
+    return options.contains(name) ? py::float_(options[name]).cast<double>() : 0.0;
+  };
+  const auto flag = [&](const char* name) {
+    return options.contains(name) && options[name].cast<bool>();
+  };
+  auto result = StepOptions()
+                    .rule(to_rule(rule))
+                    .lr(number("lr"))
+                    .eps(number("eps"))
+                    .weight_decay(number("weight_decay"))
+                    .momentum(number("momentum"))
+                    .dampening(number("dampening"))
+                    .nesterov(flag("nesterov"))
+                    .amsgrad(flag("amsgrad"))
+                    .maximize(flag("maximize"));
+  if (options.contains("betas")) {
+    const py::sequence betas = options["betas"];
+    result.beta1(py::float_(betas[0])).beta2(py::float_(betas[1]));
+  }
+  return result;
 }
 
 py::dict to_dict(const page::PagerReport& report) {
@@ -86,40 +115,15 @@ void bind_worker(py::module_& m) {
            released)
       .def(
           "plan",
-          [](OptimizerWorker& worker, const at::Tensor& parameter, const std::string& rule,
-             double lr, double beta1, double beta2, double eps, double weight_decay,
-             double momentum, double dampening, bool nesterov, bool amsgrad, bool maximize,
-             const Tensors& state, bool is_first) {
-            const auto get = [&](size_t i) { return i < state.size() ? state[i] : at::Tensor(); };
-            const bool is_sgd = rule == "sgd";
-            worker.plan(parameter,
-                        StepOptions()
-                            .rule(to_rule(rule))
-                            .lr(lr)
-                            .beta1(beta1)
-                            .beta2(beta2)
-                            .eps(eps)
-                            .weight_decay(weight_decay)
-                            .momentum(momentum)
-                            .dampening(dampening)
-                            .nesterov(nesterov)
-                            .amsgrad(amsgrad)
-                            .maximize(maximize),
-                        is_sgd ? page::StepState{{}, get(0), {}, {}, is_first}
-                               : page::StepState{get(0), get(1), get(2), get(3), false});
+          [](OptimizerWorker& worker, const std::string& rule, const py::dict& options,
+             const Tensors& parameters, const GetField& get, const SetField& set) {
+            const auto get_field = [&](const at::Tensor& parameter, const std::string& field) {
+              return get(parameter, field).value_or(at::Tensor());
+            };
+            page::plan_steps(worker, parameters, to_step_options(rule, options), {get_field, set});
           },
-          py::arg("parameter"), py::kw_only(), py::arg("rule"), py::arg("lr"), py::arg("beta1") = 0,
-          py::arg("beta2") = 0, py::arg("eps") = 0, py::arg("weight_decay") = 0,
-          py::arg("momentum") = 0, py::arg("dampening") = 0, py::arg("nesterov") = false,
-          py::arg("amsgrad") = false, py::arg("maximize") = false, py::arg("state"),
-          py::arg("is_first") = false,
-          "States: of Adam step, averages, averages of squares, their largest; of SGD the "
-          "momentum.")
-      .def("home_of",
-           [](OptimizerWorker& worker, const std::optional<at::Tensor>& state,
-              const at::Tensor& parameter) {
-             return worker.home_of(state.value_or(at::Tensor()), parameter);
-           })
+          py::arg("rule"), py::arg("options"), py::arg("parameters"), py::arg("get"),
+          py::arg("set"), "Options are those of a parameter group of the optimizer.")
       .def("set_stepping", &OptimizerWorker::set_stepping)
       .def("wait", &OptimizerWorker::wait, released)
       .def("wait_for_plans", &OptimizerWorker::wait_for_plans, released)
@@ -134,9 +138,12 @@ void init_page(py::module_& module) {
   bind_pager(m);
   bind_worker(m);
   m.def("checked_device", &page::checked_device, "The device with its number, if it is there.");
+  m.def("cut_batch", &page::cut_batch, py::arg("tensors"), py::arg("num_microbatches"));
+  m.def("join_batches", &page::join_batches, py::arg("parts"));
   m.def(
       "slice_blocks",
-      [](const std::vector<Tensors>& blocks, const Tensors& rest, int64_t num_slices) {
+      [](const std::vector<Tensors>& blocks, const Tensors& rest,
+         std::optional<int64_t> num_slices) {
         const auto slicing = page::slice_blocks(blocks, rest, num_slices);
         return std::make_tuple(slicing.slice_of_block, slicing.slices, slicing.common);
       },

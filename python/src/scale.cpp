@@ -63,6 +63,7 @@ void init_scale(py::module_& module) {
   m.def("unscale", &scale::unscale, released, py::arg("group"), py::arg("gradients"),
         py::arg("inverse_scale"), py::arg("device"),
         "Unscales gradients in place; tells whether any rank has one that is not finite.");
+  m.def("gradient_memory", &scale::gradient_memory, "Gradients, or the values of sparse ones.");
   m.def("mark_scaled_backward", &scale::mark_scaled_backward, py::arg("scaler"), py::arg("scale"),
         "To be called in a hook: this backward is that of a loss which the scaler has scaled.");
 }

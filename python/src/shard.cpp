@@ -2,6 +2,7 @@
 #include "bindings.h"
 #include <fairshard/shard/agree.h>
 #include <fairshard/shard/data_parallel_engine.h>
+#include <fairshard/shard/optimizer_names.h>
 #include <fairshard/shard/sharded_step.h>
 
 #include <pybind11/functional.h>
@@ -229,6 +230,8 @@ void bind_engine(py::module_& m) {
 
 void init_shard(py::module_& module) {
   py::module_ m = module.def_submodule("shard");
+  m.def("is_element_wise", &shard::is_element_wise, "Whether slices of parameters may be stepped.");
+  m.def("is_adam_like", &shard::is_adam_like, "Whether steps do not grow with the gradients.");
   bind_slices(m);
   bind_flat_group(m);
   bind_sharded_step(m);

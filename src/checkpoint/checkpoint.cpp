@@ -1,104 +1,157 @@
-#include "parts.h"
+// What a Checkpoint knows of modules, optimizers and plain values.
+#include "../optim/optimizer_access.h"
+#include "../store/json.h"
 #include <fairshard/checkpoint.h>
+#include <fairshard/comm/reason.h>
+#include <fairshard/nn/offload_model.h>
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <utility>
+#include <cmath>
 
 namespace fairshard {
+namespace {
 
-Checkpoint::Checkpoint(comm::Group group, const std::string& directory,
-                       const CheckpointOptions& options)
-    : rank_(group.rank()), ranks_(group.size()), saver_(std::move(group), directory, options) {}
+using store::Json;
 
-Checkpoint::Checkpoint(const std::string& directory, const CheckpointOptions& options)
-    : rank_(0), ranks_(1), saver_(std::nullopt, directory, options) {}
+std::vector<parts::ModuleItem> items_of(const torch::nn::Module& module) {
+  std::vector<parts::ModuleItem> items;
+  for (const auto& item : module.named_parameters()) {
+    items.push_back({item.key(), item.value(), /*is_parameter=*/true});
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) {
+      items.push_back({item.key(), item.value()});
+    }
+  }
+  return items;
+}
+
+parts::Part json_part(std::function<Json()> get, std::function<void(const Json&)> set) {
+  return parts::make_value_part(
+      [get = std::move(get)](const std::string& key) {
+        return parts::Tree{store::dump_json(get(), "value '" + key + "'"), {}};
+      },
+      [set = std::move(set)](const std::string& key, const parts::Tree& tree) {
+        try {
+          set(store::parse_json(tree.json, "value '" + key + "'"));
+        } catch (const std::exception& error) {
+          TORCH_CHECK_VALUE(false, "value '", key, "' of the checkpoint is ", tree.json, ": ",
+                            comm::reason_of(error));
+        }
+      });
+}
+
+Json to_json(const detail::Scalar& scalar) {
+  return std::visit(
+      [](const auto& value) -> Json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>) {
+          // JSON has no infinity; the best loss before the first one often is.
+          return std::isfinite(value) ? Json(value) : Json{{"float", c10::str(value)}};
+        } else {
+          return value;
+        }
+      },
+      scalar);
+}
+
+detail::Scalar from_json(const Json& json) {
+  if (json.is_boolean()) {
+    return json.get<bool>();
+  }
+  if (json.is_number_unsigned()) {
+    return json.get<uint64_t>();
+  }
+  if (json.is_number_integer()) {
+    return json.get<int64_t>();
+  }
+  if (json.is_object()) {
+    return std::stod(json.at("float").get<std::string>());
+  }
+  return json.is_number() ? detail::Scalar(json.get<double>())
+                          : detail::Scalar(json.get<std::string>());
+}
+
+}  // namespace
+
+std::string detail::text_of(const Scalar& scalar) { return to_json(scalar).dump(); }
 
 Checkpoint& Checkpoint::add(const std::string& name, std::shared_ptr<CheckpointPart> part) {
-  TORCH_CHECK_VALUE(!name.empty(), "a part of a checkpoint has no name");
-  TORCH_CHECK_VALUE(part, "the part '", name, "' of a checkpoint is a null pointer");
-  for (const auto& [known, other] : parts_) {
-    // Keys begin with the part's name, and each must belong to one part only.
-    const bool is_clear =
-        known != name && known.rfind(name + "/", 0) != 0 && name.rfind(known + "/", 0) != 0;
-    TORCH_CHECK_VALUE(is_clear, "the parts '", known, "' and '", name, "' of a checkpoint overlap");
-  }
-  parts_.emplace_back(name, std::move(part));
+  add_part(name, std::move(part));
   return *this;
 }
 
+Checkpoint& Checkpoint::add_module(const std::string& name, torch::nn::Module& module,
+                                   OffloadModel* offload) {
+  parts::ModuleAccess access;
+  access.items = [&module] { return items_of(module); };
+  if (offload) {
+    access.wait = [offload] { offload->wait_for_step(); };
+    access.can_copy = false;
+  }
+  return add(name, parts::make_module_part(access));
+}
+
 Checkpoint& Checkpoint::add(const std::string& name, torch::optim::Optimizer& optimizer) {
-  return add(name, make_part(optimizer));
+  return add(name, parts::make_optimizer_part(access_to(optimizer)));
 }
+
 Checkpoint& Checkpoint::add(const std::string& name, ShardedGradScaler& scaler) {
-  return add(name, make_part(scaler));
+  return add(name, json_part(
+                       [&scaler] {
+                         return Json{{"scale", scaler.get_scale()},
+                                     {"growth_factor", scaler.get_growth_factor()},
+                                     {"backoff_factor", scaler.get_backoff_factor()},
+                                     {"growth_interval", scaler.get_growth_interval()},
+                                     {"_growth_tracker", scaler.get_growth_tracker()}};
+                       },
+                       [&scaler](const Json& json) {
+                         scaler.set_progress(json.at("scale").get<double>(),
+                                             json.at("_growth_tracker").get<int64_t>());
+                       }));
 }
+
 Checkpoint& Checkpoint::add(const std::string& name, LearningRate& rate) {
-  return add(name, make_part(rate));
+  return add(name, json_part([&rate] { return Json{{"last_epoch", rate.steps()}}; },
+                             [&rate](const Json& json) {
+                               rate.set_steps(json.at("last_epoch").get<int64_t>());
+                             }));
 }
+
 Checkpoint& Checkpoint::add(const std::string& name, SlowMoBase& slowmo) {
-  const outer::Nodes& nodes = slowmo.synchroniser().nodes();
-  rank_ = nodes.inside().rank();
-  ranks_ = nodes.inside().size();
-  prefix_ = store::node_prefix(nodes.number());
-  return add(name, make_part(slowmo));
+  set_nodes(slowmo.synchroniser().nodes());
+  return add(name, parts::make_outer_part(slowmo.loop_.synchroniser()));
 }
+
 Checkpoint& Checkpoint::add(const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined() && tensor.layout() == at::kStrided, "the part '", name,
                     "' of a checkpoint must be a dense tensor, but is ",
                     tensor.defined() ? c10::str(tensor.layout()) : "not defined");
-  return add(name, make_part(tensor));
-}
-Checkpoint& Checkpoint::add_rng(const std::string& name) { return add(name, make_rng_part()); }
-
-CheckpointContext Checkpoint::describe() {
-  CheckpointContext context;
-  for (const auto& [name, part] : parts_) {
-    part->describe(prefix_ + name, context);
-  }
-  return context;
+  return add(name, parts::make_tensor_part(tensor));
 }
 
-store::State Checkpoint::state() {
-  const CheckpointContext context = describe();
-  store::State state(rank_, ranks_);
-  for (const auto& [name, part] : parts_) {
-    part->save(prefix_ + name, context, state);
-  }
-  return state;
+Checkpoint& Checkpoint::add_rng(const std::string& name) {
+  return add(name, parts::make_rng_part());
 }
 
-void Checkpoint::save(int64_t step) { saver_.save(step, state()); }
-
-void Checkpoint::save_async(int64_t step) {
-  const bool can_copy = std::all_of(parts_.begin(), parts_.end(),
-                                    [](const auto& part) { return part.second->can_copy(); });
-  can_copy ? saver_.save_async(step, state()) : saver_.save(step, state());
-}
-
-std::optional<LoadReport> Checkpoint::load(bool strict) {
-  const auto directory = saver_.latest();
-  return directory ? std::optional(load_from(*directory, strict)) : std::nullopt;
-}
-
-LoadReport Checkpoint::load_from(const std::string& directory, bool strict) {
-  const CheckpointContext context = describe();
-  std::unique_ptr<store::Reader> reader;
-  std::unique_ptr<store::LoadPlan> plan;
-  LoadReport report;
-  saver_.together([&] {
-    reader = std::make_unique<store::Reader>(directory);
-    plan = std::make_unique<store::LoadPlan>(*reader, rank_, ranks_);
-    for (const auto& [name, part] : parts_) {
-      plan->add_part(prefix_ + name);
-      part->load(prefix_ + name, context, *plan);
+Checkpoint& Checkpoint::add_value(const std::string& name, const detail::ValueAccess& access) {
+  const auto get = [get = access.get, is_vector = access.is_vector] {
+    Json items = Json::array();
+    for (const detail::Scalar& scalar : get()) {
+      items.push_back(to_json(scalar));
     }
-    report = plan->check(strict);
-  });
-  saver_.together([&] { plan->take(); });
-  plan->finish();
-  return report;
+    return is_vector ? items : items.at(0);
+  };
+  const auto set = [set = access.set, is_vector = access.is_vector](const Json& json) {
+    TORCH_CHECK_VALUE(json.is_array() == is_vector, is_vector ? "a list" : "a single value",
+                      " is wanted");
+    std::vector<detail::Scalar> scalars;
+    for (const Json& item : is_vector ? json : Json::array({json})) {
+      scalars.push_back(from_json(item));
+    }
+    set(scalars, "it");
+  };
+  return add(name, json_part(get, set));
 }
 
 }  // namespace fairshard

@@ -2,19 +2,16 @@
 #include <fairshard/nn/checkpoint.h>
 #include <fairshard/nn/offload_model.h>
 #include <fairshard/optim/fused.h>
+#include <fairshard/page/micro_batches.h>
 #include <fairshard/page/slicing.h>
+#include <fairshard/page/step_plan.h>
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-
-#include <iterator>
 
 namespace fairshard {
 
 using page::StepOptions;
 using page::StepRule;
-using page::StepState;
 using torch::optim::OptimizerParamGroup;
 
 namespace {
@@ -90,32 +87,18 @@ StepOptions step_options(const torch::optim::Optimizer& optimizer,
   return sgd_options(group);
 }
 
-/// The optimizer's own state of a parameter, made if it is not there.
-StepState state_for(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
-                    const StepOptions& options, page::OptimizerWorker& worker) {
+/// A field of the optimizer's state of a parameter, by Python's name; both are made if need be.
+at::Tensor& field_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
+                     const std::string& name) {
   auto& slot = optimizer.state()[parameter.unsafeGetTensorImpl()];
   if (!slot) {
     slot = std::make_unique<FusedState>();
   }
-  auto& own = static_cast<FusedState&>(*slot);
-  StepState state;
-  const auto make = [&](at::Tensor& tensor) {
-    tensor = worker.home_of(tensor, parameter);
-    return tensor;
-  };
-  if (options.rule() != StepRule::kSgd) {
-    own.step = own.step.defined() ? own.step : at::zeros({}, at::kFloat);
-    state.step = own.step;
-    state.average = make(own.average);
-    state.square_average = make(own.square_average);
-    if (options.amsgrad()) {
-      state.largest_square_average = make(own.largest_square_average);
-    }
-  } else if (options.momentum() != 0) {
-    state.is_first = !own.average.defined();
-    state.average = make(own.average);
-  }
-  return state;
+  auto& state = static_cast<FusedState&>(*slot);
+  return name == "step"             ? state.step
+         : name == "exp_avg_sq"     ? state.square_average
+         : name == "max_exp_avg_sq" ? state.largest_square_average
+                                    : state.average;
 }
 
 }  // namespace
@@ -176,7 +159,11 @@ OffloadModel::Values OffloadModel::forward(const Values& inputs) {
                     " now: make a new OffloadModel of it");
   plan_step();
   const NoAutocastCache no_cache;
-  std::vector<Values> parts = cut(inputs);
+  Values here;
+  for (const at::Tensor& input : inputs) {
+    here.push_back(input.to(options_.device()));
+  }
+  std::vector<Values> parts = page::cut_batch(here, options_.num_microbatches());
   pager_->begin(at::GradMode::is_enabled());
   try {
     for (size_t slice = 0; slice <= slices_.size(); ++slice) {
@@ -200,33 +187,7 @@ OffloadModel::Values OffloadModel::forward(const Values& inputs) {
     pager_->abandon();
     throw;
   }
-  if (parts.size() == 1) {
-    return parts[0];
-  }
-  Values result;
-  for (size_t i = 0; i < parts[0].size(); ++i) {
-    Values pieces;
-    for (const Values& part : parts) {
-      pieces.push_back(part[i]);
-    }
-    result.push_back(at::cat(pieces));
-  }
-  return result;
-}
-
-std::vector<OffloadModel::Values> OffloadModel::cut(const Values& inputs) const {
-  const int64_t parts = options_.num_microbatches();
-  std::vector<Values> result(parts);
-  for (const at::Tensor& input : inputs) {
-    const at::Tensor here = input.to(options_.device());
-    const int64_t batch = parts == 1 ? 1 : here.dim() == 0 ? 0 : here.size(0);
-    TORCH_CHECK_VALUE(batch % parts == 0 && batch > 0, "a batch of ", batch,
-                      " does not divide into num_microbatches = ", parts, " equal parts");
-    for (int64_t i = 0; i < parts; ++i) {
-      result[i].push_back(parts == 1 ? here : here.narrow(0, i * (batch / parts), batch / parts));
-    }
-  }
-  return result;
+  return page::join_batches(parts);
 }
 
 OffloadModel::Values OffloadModel::run_slice(size_t slice, const Values& inputs) {
@@ -280,13 +241,15 @@ void OffloadModel::plan_step() {
   if (!at::GradMode::is_enabled()) {
     return;
   }
+  const page::StateAccess states{
+      [this](const at::Tensor& parameter, const std::string& field) {
+        return field_of(*optimizer_, parameter, field);
+      },
+      [this](const at::Tensor& parameter, const std::string& field, const at::Tensor& value) {
+        field_of(*optimizer_, parameter, field) = value;
+      }};
   for (const auto& group : optimizer_->param_groups()) {
-    const StepOptions options = step_options(*optimizer_, group);
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad()) {
-        worker_->plan(parameter, options, state_for(*optimizer_, parameter, options, *worker_));
-      }
-    }
+    page::plan_steps(*worker_, group.params(), step_options(*optimizer_, group), states);
   }
 }
 

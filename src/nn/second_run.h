@@ -2,7 +2,7 @@
 // A function that ran once in forward and runs again in backward, for its graph.
 
 #include "../amp/autocast_state.h"
-#include "rng_state.h"
+#include "../parts/rng_state.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>

@@ -1,6 +1,7 @@
 #include "gradients.h"
 
 #include <fairshard/optim/oss.h>
+#include <fairshard/scale/unscale.h>
 
 namespace fairshard::detail {
 
@@ -8,15 +9,11 @@ std::vector<at::Tensor> gradient_memory_of(const torch::optim::Optimizer& optimi
   if (const auto* const oss = dynamic_cast<const OssBase*>(&optimizer)) {
     return oss->sharded_step().gradient_memory();
   }
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> parameters;
   for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      if (parameter.grad().defined()) {
-        gradients.push_back(parameter.grad());
-      }
-    }
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   }
-  return gradients;
+  return scale::gradient_memory(parameters);
 }
 
 }  // namespace fairshard::detail

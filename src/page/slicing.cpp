@@ -44,8 +44,9 @@ Sizes smallest_slices(const Sizes& bytes, int64_t num_slices) {
 }  // namespace
 
 Slicing slice_blocks(const std::vector<std::vector<at::Tensor>>& blocks,
-                     const std::vector<at::Tensor>& rest, int64_t num_slices) {
-  TORCH_CHECK_VALUE(num_slices >= 1, "num_slices is ", num_slices, ", but must be at least 1");
+                     const std::vector<at::Tensor>& rest, std::optional<int64_t> num_slices) {
+  TORCH_CHECK_VALUE(num_slices.value_or(1) >= 1, "num_slices is ", *num_slices,
+                    ", but must be at least 1");
   TORCH_CHECK_VALUE(!blocks.empty(), "the model has no blocks to offload");
   Sizes bytes;
   for (const auto& block : blocks) {
@@ -55,7 +56,12 @@ Slicing slice_blocks(const std::vector<std::vector<at::Tensor>>& blocks,
     }
   }
   Slicing slicing;
-  slicing.slice_of_block = smallest_slices(bytes, num_slices);
+  if (num_slices) {
+    slicing.slice_of_block = smallest_slices(bytes, *num_slices);
+  } else {
+    slicing.slice_of_block.resize(blocks.size());
+    std::iota(slicing.slice_of_block.begin(), slicing.slice_of_block.end(), 0);
+  }
   slicing.slices.resize(slicing.slice_of_block.back() + 1);
 
   constexpr int64_t kCommon = -1;

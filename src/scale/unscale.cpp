@@ -33,4 +33,19 @@ at::Tensor unscale(const comm::Group& group, const std::vector<at::Tensor>& grad
   return found.clamp_max_(1);
 }
 
+std::vector<at::Tensor> gradient_memory(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& parameter : parameters) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) {
+      continue;
+    }
+    if (gradient.is_sparse() && gradient.scalar_type() == at::kHalf) {
+      gradient = gradient.coalesce();  // sums of infinities are seen only then
+    }
+    result.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+  }
+  return result;
+}
+
 }  // namespace fairshard::scale

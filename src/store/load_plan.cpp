@@ -36,6 +36,15 @@ bool LoadPlan::expects(const std::string& key) {
   return reader_.has(key) || reader_.value(key);
 }
 
+void LoadPlan::expects_under(const std::string& prefix) {
+  for (const auto& name : reader_.names_under(prefix)) {
+    expected_.insert(prefix + name);
+  }
+  for (const auto& name : reader_.value_names_under(prefix)) {
+    expected_.insert(prefix + name);
+  }
+}
+
 void LoadPlan::add_range(const std::string& key, const Layout& layout, int64_t begin, int64_t end,
                          Take take) {
   expected_.insert(key);

@@ -1,14 +1,11 @@
 #pragma once
 // Plain values in a checkpoint: numbers, strings, and vectors of them.
 
-#include <fairshard/checkpoint/part.h>
-
 #include <c10/util/Exception.h>
 
 #include <concepts>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -44,7 +41,6 @@ struct ValueAccess {
   std::function<void(const std::vector<Scalar>&, const std::string& what)> set;
 };
 
-std::shared_ptr<CheckpointPart> make_value_part(const ValueAccess& access);
 /// How it stands in messages.
 std::string text_of(const Scalar& scalar);
 

@@ -113,7 +113,6 @@ class OffloadModel {
   void move_buffers();
   Values run_slice(size_t slice, const Values& inputs);
   Values run_checkpointed(size_t slice, const Values& inputs);
-  std::vector<Values> cut(const Values& inputs) const;
 
   /// What the blocks were taken from, if it was a Sequential.
   torch::nn::Sequential sequential_{nullptr};

@@ -3,39 +3,17 @@
 
 #include <fairshard/nn/any_module.h>
 #include <fairshard/nn/sharded_data_parallel.h>
-#include <fairshard/outer/synchroniser.h>
+#include <fairshard/outer/slow_loop.h>
 
 #include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
 namespace fairshard {
 
-/// What a SlowMoDistributedDataParallel is made with.
-struct SlowMoOptions {
-  // Behaviour
-  /// What happens between nodes, and when.
-  TORCH_ARG(outer::OuterOptions, outer);
-  /// Take the slow momentum that is suggested for the number of nodes.
-  TORCH_ARG(bool, auto_momentum) = false;
-  /// Before a forward in training a node's ranks take the buffers of its first rank, and with every
-  /// exact average nodes take their average.
-  TORCH_ARG(bool, broadcast_buffers) = true;
-  /// Whether a slow step zeroes SGD's momentum; if not given, that of slow momentum does and
-  /// Nesterov's does not.
-  TORCH_ARG(std::optional<bool>, zero_inner_momentum);
-  /// Whether a slow step makes Adam's averages and step count start anew.
-  TORCH_ARG(bool, zero_adam) = false;
-
-  // Performance
-  /// How much of the gradients travels together inside a node.
-  TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
-  /// The dtype in which gradients travel inside a node.
-  TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype);
-};
+using outer::SlowMoOptions;
 
 /// What SlowMoDistributedDataParallel does whatever its module is.
 class SlowMoBase : private DataParallelBase {
@@ -58,22 +36,22 @@ class SlowMoBase : private DataParallelBase {
   /// Makes the parameters of all nodes their average, at the end of training say. Collective over
   /// all ranks; blocks.
   void average_parameters(const std::vector<at::Tensor>& masters = {}) {
-    synchroniser_->average(masters);
+    loop_.synchroniser()->average(masters);
   }
 
   /// Whether there is an outer optimizer, or only averages.
   bool slowmo() const;
   /// As they were settled, with auto_momentum made a number.
-  const outer::OuterOptions& outer_options() const { return synchroniser_->options(); }
+  const outer::OuterOptions& outer_options() const { return synchroniser().options(); }
   /// What goes on between nodes.
-  const outer::Synchroniser& synchroniser() const { return *synchroniser_; }
+  const outer::Synchroniser& synchroniser() const { return *loop_.synchroniser(); }
   /// What has been sent so far by this rank, gradients included.
-  outer::OuterReport report() const { return synchroniser_->report(); }
+  outer::OuterReport report() const { return synchroniser().report(); }
 
   /// For checkpoints, beside the module's and the optimizer's: each rank its own. Local.
-  outer::OuterState state() const { return synchroniser_->state(); }
+  outer::OuterState state() const { return synchroniser().state(); }
   /// Takes up what state() gave on this rank. Local.
-  void load_state(const outer::OuterState& state) { synchroniser_->load_state(state); }
+  void load_state(const outer::OuterState& state) { loop_.synchroniser()->load_state(state); }
 
  protected:
   /// See SlowMoDistributedDataParallel.
@@ -84,22 +62,14 @@ class SlowMoBase : private DataParallelBase {
   void before_slow_forward();
 
  private:
+  friend class Checkpoint;
+
   SlowMoBase(comm::Group world, const outer::Nodes& nodes,
              std::shared_ptr<torch::nn::Module> module, const SlowMoOptions& options);
 
-  std::vector<double> learning_rates(torch::optim::Optimizer& optimizer,
-                                     const std::vector<at::Tensor>& masters) const;
-  void zero_inner_state(torch::optim::Optimizer& optimizer, const std::vector<size_t>& stepped,
-                        const std::vector<at::Tensor>& masters) const;
-  void take_new_parameters();
-
-  comm::Group world_;
   std::shared_ptr<torch::nn::Module> wrapped_;
-  SlowMoOptions slowmo_options_;
-  std::unique_ptr<outer::Synchroniser> synchroniser_;
-  size_t parameters_seen_ = 0;
-  int forwards_since_ = 0;
-  bool has_warned_ = false;
+  outer::SlowLoop loop_;
+  size_t parameters_seen_;
 };
 
 /// Wraps a module, given as itself (`*model`), by its holder (`model`: torch::nn::Sequential, or

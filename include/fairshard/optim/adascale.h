@@ -33,13 +33,13 @@ struct AdaScaleOptions {
 template <typename Optimizer>
 struct IsAdamLike : std::false_type {};
 template <>
-struct IsAdamLike<torch::optim::Adam> : std::true_type {};
+struct IsAdamLike<torch::optim::Adam> : std::bool_constant<shard::is_adam_like("Adam")> {};
 template <>
-struct IsAdamLike<torch::optim::AdamW> : std::true_type {};
+struct IsAdamLike<torch::optim::AdamW> : std::bool_constant<shard::is_adam_like("AdamW")> {};
 template <>
-struct IsAdamLike<Adam> : std::true_type {};
+struct IsAdamLike<Adam> : std::bool_constant<shard::is_adam_like("Adam")> {};
 template <>
-struct IsAdamLike<AdamW> : std::true_type {};
+struct IsAdamLike<AdamW> : std::bool_constant<shard::is_adam_like("AdamW")> {};
 template <typename Base>
 struct IsAdamLike<OSS<Base>> : IsAdamLike<Base> {};
 

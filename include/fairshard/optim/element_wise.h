@@ -1,6 +1,8 @@
 #pragma once
 // Which optimizers may be given parts of tensors.
 
+#include <fairshard/shard/optimizer_names.h>
+
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -19,14 +21,16 @@ template <typename Optimizer>
 struct IsElementWise : std::false_type {};
 
 template <>
-struct IsElementWise<torch::optim::Adagrad> : std::true_type {};
+struct IsElementWise<torch::optim::Adagrad>
+    : std::bool_constant<shard::is_element_wise("Adagrad")> {};
 template <>
-struct IsElementWise<torch::optim::Adam> : std::true_type {};
+struct IsElementWise<torch::optim::Adam> : std::bool_constant<shard::is_element_wise("Adam")> {};
 template <>
-struct IsElementWise<torch::optim::AdamW> : std::true_type {};
+struct IsElementWise<torch::optim::AdamW> : std::bool_constant<shard::is_element_wise("AdamW")> {};
 template <>
-struct IsElementWise<torch::optim::RMSprop> : std::true_type {};
+struct IsElementWise<torch::optim::RMSprop>
+    : std::bool_constant<shard::is_element_wise("RMSprop")> {};
 template <>
-struct IsElementWise<torch::optim::SGD> : std::true_type {};
+struct IsElementWise<torch::optim::SGD> : std::bool_constant<shard::is_element_wise("SGD")> {};
 
 }  // namespace fairshard

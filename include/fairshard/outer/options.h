@@ -75,7 +75,7 @@ struct OuterOptions {
   TORCH_ARG(int64_t, gossip_frequency) = 1;
   /// Whether a slow step of SGP begins with the exact average. If not, every node has slow momentum
   /// of its own.
-  TORCH_ARG(bool, average_at_slow_step) = true;
+  TORCH_ARG(bool, average_at_slow_step) = false;
 
   // Performance
   /// What travels between nodes.

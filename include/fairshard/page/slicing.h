@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 namespace fairshard::page {
@@ -18,9 +19,9 @@ struct Slicing {
 };
 
 /// Puts blocks that run one after another into at most `num_slices` slices, such that the largest
-/// is as small as can be (that is what a slot of the device must hold). `rest` are parameters of no
-/// block.
+/// is as small as can be (that is what a slot of the device must hold); or, without a number, each
+/// into a slice of its own. `rest` are parameters of no block.
 Slicing slice_blocks(const std::vector<std::vector<at::Tensor>>& blocks,
-                     const std::vector<at::Tensor>& rest, int64_t num_slices);
+                     const std::vector<at::Tensor>& rest, std::optional<int64_t> num_slices);
 
 }  // namespace fairshard::page

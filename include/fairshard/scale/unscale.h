@@ -15,4 +15,8 @@ namespace fairshard::scale {
 at::Tensor unscale(const comm::Group& group, const std::vector<at::Tensor>& gradients,
                    const at::Tensor& inverse_scale, at::Device device);
 
+/// The gradients of parameters as memory that may be changed: of sparse ones their values, of which
+/// there is one for each place then.
+std::vector<at::Tensor> gradient_memory(const std::vector<at::Tensor>& parameters);
+
 }  // namespace fairshard::scale

@@ -49,6 +49,8 @@ class LoadPlan {
   void add_optional_value(const std::string& key, TakeValue take);
   /// Counts a key as asked for, and says whether it is there.
   bool expects(const std::string& key);
+  /// Counts all keys that begin so as asked for.
+  void expects_under(const std::string& prefix);
   /// To be done when everything has been taken.
   void then(std::function<void()> action);
 

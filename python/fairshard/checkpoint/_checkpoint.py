@@ -1,13 +1,15 @@
 """Checkpoint: named parts of a run, saved together."""
 
 import os
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from fairshard import comm
+from fairshard._core import parts as _parts
 from fairshard._core import store as _store
-from fairshard.checkpoint._context import Context
 from fairshard.checkpoint._parts import part_of
 from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
 
@@ -33,8 +35,8 @@ class Checkpoint:
     saved by some number of ranks goes on with any other, sharded or not; C++'s ``fairshard::Checkpoint`` reads
     the same files.
 
-    A checkpoint is complete or not there: it is written under a temporary name, brought to the disk and
-    renamed. All ranks must see ``directory``.
+    A checkpoint is complete or not available: it is written under a temporary name, flushed and renamed. All ranks
+    must see ``directory``.
 
     Example::
 
@@ -67,20 +69,21 @@ class Checkpoint:
         keep: int = 0,
         timeout_s: float = 1800,
     ) -> None:
-        names = sorted(parts)
-        for name in names:
-            clashes = [other for other in names if other.startswith(f"{name}/")]
-            if not name or clashes:
-                raise ValueError(f"parts of a checkpoint need names that do not overlap, but got {names}")
         has_world = dist.is_available() and dist.is_initialized()
         group = comm.Group(process_group) if process_group is not None or has_world else None
-        self._saver = _store.Saver(group, os.fspath(directory), keep, timeout_s)
-        # The ranks that have the parts alike are all, or those of a node.
-        node = next((value.node for value in parts.values() if isinstance(value, SlowMoDistributedDataParallel)), None)
-        number, alike = node or (None, group)
-        prefix = "" if node is None else _store.node_prefix(number)
-        self._rank, self._ranks = (alike.rank, alike.size) if alike is not None else (0, 1)
-        self._parts = {prefix + name: part_of(value, name) for name, value in parts.items()}
+        self._checkpoint = _parts.Checkpoint(group, os.fspath(directory), keep, timeout_s)
+        self._functions: list[Callable] = []
+        for name, value in parts.items():
+            self._checkpoint.add_part(name, part_of(value, name, self._weak))
+            if isinstance(value, SlowMoDistributedDataParallel):
+                self._checkpoint.set_nodes(value._synchroniser)
+                self._checkpoint.add_part(f"{name}.slowmo", _parts.outer_part(value._synchroniser))
+
+    def _weak(self, function: Callable) -> Callable:
+        """Has the core hold a function weakly, so that a run which has its own checkpoint can be collected."""
+        self._functions.append(function)
+        reference = weakref.ref(function)
+        return lambda *arguments: reference()(*arguments)
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -97,16 +100,11 @@ class Checkpoint:
         only warns of that: ``wait`` before it, or use ``with``. With an ``OffloadModel`` among the parts it always
         blocks: the model is written from where it is, because a copy would take as much host memory again.
         """
-        context = self._context()
-        state = _store.State(self._rank, self._ranks)
-        for name, part in self._parts.items():
-            part.save(name, context, state)
-        can_copy = all(getattr(part, "can_copy", True) for part in self._parts.values())
-        (self._saver.save_async if can_copy and not blocking else self._saver.save)(step, state)
+        (self._checkpoint.save if blocking else self._checkpoint.save_async)(step)
 
     def wait(self) -> None:
         """Returns when no save is under way; raises what the last one has met."""
-        self._saver.wait()
+        self._checkpoint.wait()
 
     def load(self, directory: str | os.PathLike | None = None, strict: bool = True) -> "LoadReport | None":
         """Loads the newest complete checkpoint, or that in the folder ``directory``. Returns None if there is none.
@@ -117,27 +115,6 @@ class Checkpoint:
         Parts of the checkpoint that were not given here are passed over. Names that are missing or too many
         are an error that lists them, before anything is changed; with ``strict=False`` they are only reported.
         """
-        source = os.fspath(directory) if directory is not None else self._saver.latest()
-        if source is None:
-            return None
-        context = self._context()
-        plans, reports = [], []
-
-        def check() -> None:
-            plan = _store.LoadPlan(_store.Reader(source), self._rank, self._ranks)
-            for name, part in self._parts.items():
-                plan.add_part(name)
-                part.load(name, context, plan)
-            plans.append(plan)
-            reports.append(plan.check(strict))
-
-        self._saver.together(check)
-        self._saver.together(plans[0].take)
-        plans[0].finish()  # which may be collective, so that all ranks must have come here
-        return reports[0]
-
-    def _context(self) -> Context:
-        context = Context()
-        for name, part in self._parts.items():
-            part.describe(name, context)
-        return context
+        if directory is None:
+            return self._checkpoint.load(strict)
+        return self._checkpoint.load_from(os.fspath(directory), strict)

@@ -5,7 +5,6 @@ import os
 import torch
 
 from fairshard._core import store as _store
-from fairshard.checkpoint._optimizers import _fields
 from fairshard.checkpoint._values import from_json
 
 __all__ = ["model_state_dict", "optimizer_state_dict"]
@@ -31,7 +30,8 @@ def optimizer_state_dict(directory: str | os.PathLike, part: str = "optimizer") 
         groups.append({**options, "params": list(range(number, number + len(names)))})
         for name in names:
             prefix = f"{part}/{name}/"
-            fields = {field: _read(reader, prefix, field) for field in _fields(reader, prefix)}
+            stored = reader.names_under(prefix) + reader.value_names_under(prefix)
+            fields = {field: _read(reader, prefix, field) for field in stored if "/" not in field}
             if fields:
                 state[number] = fields
             number += 1

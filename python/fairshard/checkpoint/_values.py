@@ -20,18 +20,6 @@ def from_json(text: str, tensors: dict[str, torch.Tensor] | None = None) -> Any:
     return _decode(json.loads(text), tensors or {})
 
 
-def tensor_paths(text: str) -> list[str]:
-    """The paths of the tensors in a value."""
-    found: list[str] = []
-
-    class Collector(dict):
-        def __missing__(self, path: str) -> None:
-            found.append(path)
-
-    _decode(json.loads(text), Collector())
-    return found
-
-
 def _encode(value: Any, where: str, on_tensor: Callable | None) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value

@@ -1,5 +1,6 @@
 """AdaScale: learning rates that follow what a large batch is worth."""
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,12 +10,10 @@ import torch.distributed as dist
 
 from fairshard import comm
 from fairshard._core import scale as _scale
+from fairshard._core import shard as _shard
 from fairshard.optim._gradients import gradient_memory
 
 __all__ = ["AdaScale", "AdaScaleWrapper"]
-
-#: Steps of these are about as long whatever the size of the gradients.
-_ADAM_LIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 
 class AdaScale(torch.optim.Optimizer):
@@ -95,10 +94,10 @@ class AdaScale(torch.optim.Optimizer):
         self._meter.unhook()
         self._make_meter(sharded)
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """What this is around."""
-        return self._optimizer
+    optimizer = property(lambda self: self._optimizer, doc="What this is around.")
+    meter = property(lambda self: self._meter, doc="What measures.")
+    scale = property(lambda self: self._meter.scale, doc="How many normal batches make up a step.")
+    smoothing = property(lambda self: self._meter.smoothing, doc="How much of its running means a step keeps.")
 
     @property
     def param_groups(self) -> list[dict]:
@@ -145,16 +144,6 @@ class AdaScale(torch.optim.Optimizer):
     def effective_steps(self) -> float:
         """How many steps of a normal batch the steps so far are worth: the sum of their gains."""
         return float(self._meter.effective_steps())
-
-    @property
-    def scale(self) -> float:
-        """How many normal batches make up a step."""
-        return self._meter.scale
-
-    @property
-    def smoothing(self) -> float:
-        """How much of its running means a step keeps."""
-        return self._meter.smoothing
 
     def set_scale(self, scale: float, update_estimate: bool = True) -> None:
         """Changes the scale. ``update_estimate``: what a normal batch is has changed by it, and its variance."""
@@ -250,20 +239,19 @@ class AdaScaleWrapper(AdaScale):
         rule: str | None = None,
         **additional_optim_args: Any,
     ) -> None:
-        own = {
-            "world_size": world_size,
-            "scale": scale,
-            "smoothing": smoothing,
-            "num_gradients_to_accumulate": num_gradients_to_accumulate,
-            "debias_ewma": debias_ewma,
-            "is_scaled_loss": is_scaled_loss,
-            "rule": rule,
-        }
         # An OSS puts all options that it was given into its groups.
-        params = [
-            {k: v for k, v in p.items() if k not in (*own, "optim_cls")} if isinstance(p, dict) else p for p in params
-        ]
-        super().__init__(optim_cls(params, **additional_optim_args), **own)
+        own = {*inspect.signature(AdaScaleWrapper).parameters} - {"params", "additional_optim_args"}
+        params = [{k: v for k, v in p.items() if k not in own} if isinstance(p, dict) else p for p in params]
+        super().__init__(
+            optim_cls(params, **additional_optim_args),
+            world_size,
+            scale,
+            smoothing,
+            num_gradients_to_accumulate,
+            is_scaled_loss,
+            debias_ewma,
+            rule=rule,
+        )
 
     @staticmethod
     def class_of_steps(options: dict) -> type[torch.optim.Optimizer]:
@@ -272,8 +260,9 @@ class AdaScaleWrapper(AdaScale):
 
 
 def _rule_for(optimizer: torch.optim.Optimizer) -> str:
-    base = getattr(optimizer, "optim", optimizer)
-    return "adam" if isinstance(base, _ADAM_LIKE) else "sgd"
+    base = type(getattr(optimizer, "optim", optimizer))
+    is_adam = any(_shard.is_adam_like(c.__name__) for c in base.__mro__ if c.__module__.startswith("torch.optim"))
+    return "adam" if is_adam else "sgd"
 
 
 def _group_of(optimizer: torch.optim.Optimizer, world_size: int | None) -> comm.Group | None:

@@ -16,21 +16,6 @@ from fairshard.optim.grad_scaler import scaler_of
 
 __all__ = ["OSS"]
 
-#: Optimizers whose step treats every element by itself, so that slices train as whole tensors do.
-_ELEMENT_WISE = (
-    torch.optim.ASGD,
-    torch.optim.Adadelta,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.SGD,
-)
-
 
 class OSS(torch.optim.Optimizer):
     """Shards the state of ``optim`` over the ranks of ``group``.
@@ -379,4 +364,5 @@ def _needs_whole_tensors(optim: type, partition: str) -> bool:
         raise NotImplementedError("OSS: LBFGS looks at all parameters together, so that its state cannot be sharded")
     if issubclass(optim, torch.optim.SparseAdam):
         raise NotImplementedError("OSS: SparseAdam needs sparse gradients, which cannot be sharded")
-    return partition == "tensor" or (partition == "auto" and optim not in _ELEMENT_WISE)
+    is_torch = getattr(torch.optim, optim.__name__, None) is optim
+    return partition == "tensor" or (partition == "auto" and not (is_torch and _shard.is_element_wise(optim.__name__)))

@@ -320,18 +320,18 @@ TEST(Simulation, Streaming) {
 
 const auto kSgp = OuterOptions().base(BaseAlgorithm::kSgp).optimizer(OuterOptimizerKind::kAverage);
 
+const auto kSlowSgp = OuterOptions(kSlowMo).base(BaseAlgorithm::kSgp).average_at_slow_step(true);
+
 TEST(Simulation, Sgp) { compare(Sgp({1}, false, 0), kSgp); }
 
-TEST(Simulation, SgpWithSlowMomentum) {
-  compare(Sgp({1}, false, 8), OuterOptions(kSlowMo).base(BaseAlgorithm::kSgp));
-}
+TEST(Simulation, SgpWithSlowMomentum) { compare(Sgp({1}, false, 8), kSlowSgp); }
 
 TEST(Simulation, OverlappedSgp) {
   compare(Sgp({1}, true, 0), OuterOptions(kSgp).overlap_gossip(true));
 }
 
 TEST(Simulation, OverlappedSgpWithSlowMomentum) {
-  compare(Sgp({1}, true, 8), OuterOptions(kSlowMo).base(BaseAlgorithm::kSgp).overlap_gossip(true));
+  compare(Sgp({1}, true, 8), OuterOptions(kSlowSgp).overlap_gossip(true));
 }
 
 TEST(Simulation, SgpOnFourNodesInARing) {

@@ -108,9 +108,7 @@ class OffloadModel(nn.Module):
         own = [list(block.parameters()) for block in self._blocks]
         known = {parameter for block in own for parameter in block}
         rest = [parameter for parameter in model.parameters() if parameter not in known]
-        places, slices, common = _page.slice_blocks(own, rest, num_slices)
-        if is_list:
-            places, slices, common = _one_slice_each(own)
+        places, slices, common = _page.slice_blocks(own, rest, None if is_list else num_slices)
         self._pager = _page.Pager(
             slices,
             common,
@@ -291,9 +289,8 @@ class OffloadModel(nn.Module):
         """The same values, wherever in them tensors are, on the other side of the boundary of slices."""
         leaves, structure = pytree.tree_flatten(values)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        for place, value in zip(places, self._pager.cross(to, [leaves[i] for i in places]), strict=True):
-            leaves[place] = value
-        return pytree.tree_unflatten(leaves, structure)
+        crossed = self._pager.cross(to, [leaves[i] for i in places])
+        return pytree.tree_unflatten(_replaced(leaves, places, crossed), structure)
 
 
 def _under_model(state: dict, prefix: str, *_: Any) -> None:
@@ -341,38 +338,22 @@ def _write(values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         buffer.data.copy_(value)  # by data: autograd may have saved the buffer, and counts what is written
 
 
-def _one_slice_each(own: list[list[nn.Parameter]]) -> tuple[list[int], list, list]:
-    users: dict[nn.Parameter, set[int]] = {}
-    for number, parameters in enumerate(own):
-        for parameter in parameters:
-            users.setdefault(parameter, set()).add(number)
-    slices = [[p for p in dict.fromkeys(parameters) if len(users[p]) == 1] for parameters in own]
-    return list(range(len(own))), slices, [p for p, where in users.items() if len(where) > 1]
-
-
 def _cut(values: tuple, parts: int) -> list[tuple]:
     """The values with each tensor cut into equal parts along its first dimension."""
-
-    def check(tensor: torch.Tensor) -> None:
-        batch = tensor.shape[0] if tensor.dim() else 0
-        if batch == 0 or batch % parts:
-            raise ValueError(f"a batch of {batch} does not divide into num_microbatches = {parts} equal parts")
-
-    pytree.tree_map_only_(torch.Tensor, check, values)
-    return [
-        pytree.tree_map_only(torch.Tensor, lambda tensor, i=i: tensor.chunk(parts)[i], values) for i in range(parts)
-    ]
+    leaves, structure = pytree.tree_flatten(values)
+    places = [i for i, leaf in enumerate(leaves) if torch.is_tensor(leaf)]
+    cut = _page.cut_batch([leaves[i] for i in places], parts)
+    return [pytree.tree_unflatten(_replaced(leaves, places, tensors), structure) for tensors in cut]
 
 
 def _join(parts: list) -> Any:
     """What micro-batches gave, as one batch."""
-    flat = [pytree.tree_flatten(part) for part in parts]
-    joined = []
-    for pieces in zip(*(leaves for leaves, _ in flat), strict=True):
-        if not isinstance(pieces[0], torch.Tensor):
-            joined.append(pieces[0])
-        elif pieces[0].dim() == 0:
-            raise ValueError("the model returns a number, which micro-batches have one of each: return a batch of them")
-        else:
-            joined.append(torch.cat(pieces))
-    return pytree.tree_unflatten(joined, flat[0][1])
+    leaves, structure = pytree.tree_flatten(parts[0])
+    places = [i for i, leaf in enumerate(leaves) if torch.is_tensor(leaf)]
+    pieces = [[leaf for leaf in pytree.tree_leaves(part) if torch.is_tensor(leaf)] for part in parts]
+    return pytree.tree_unflatten(_replaced(leaves, places, _page.join_batches(pieces)), structure)
+
+
+def _replaced(leaves: list, places: list[int], tensors: list[torch.Tensor]) -> list:
+    new = dict(zip(places, tensors, strict=True))
+    return [new.get(place, leaf) for place, leaf in enumerate(leaves)]

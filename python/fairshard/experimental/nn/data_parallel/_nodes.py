@@ -5,7 +5,6 @@ from typing import Any
 import torch.distributed as dist
 
 from fairshard import comm
-from fairshard._core import outer as _outer
 
 
 def make_groups(
@@ -16,7 +15,6 @@ def make_groups(
     Groups that are given are used. FairScale's master group has the first rank of each node; the others, which are not
     in it, make theirs.
     """
-    _outer.check_ranks_per_node(world.size, ranks_per_node)
     ranks = dist.get_process_group_ranks(world.process_group)
     node, place = divmod(world.rank, ranks_per_node)
     inside = ranks[node * ranks_per_node : (node + 1) * ranks_per_node]

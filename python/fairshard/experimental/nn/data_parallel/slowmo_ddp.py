@@ -13,7 +13,6 @@ from torch import nn
 
 from fairshard import comm
 from fairshard._core import outer as _outer
-from fairshard.experimental.nn.data_parallel._inner_state import LearningRates, zero_state
 from fairshard.experimental.nn.data_parallel._no_oss import refuse_oss, watch_steps
 from fairshard.experimental.nn.data_parallel._nodes import make_groups
 from fairshard.nn.data_parallel import ShardedDataParallel
@@ -21,7 +20,6 @@ from fairshard.nn.data_parallel import ShardedDataParallel
 __all__ = ["SlowMoBaseAlgorithm", "SlowMoDistributedDataParallel"]
 
 _log = logging.getLogger(__name__)
-_FORGOTTEN_AFTER = 100
 _STATE = "slowmo."
 
 
@@ -130,6 +128,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         _check_same("mixing", mixing, "uniform")
         if overlap and not push_sum:
             raise ValueError("overlap needs push_sum=True: what is under way changes the weights of nodes")
+        _outer.check_ranks_per_node(world.size, nprocs_per_node)
         is_auto = slowmo_momentum == "auto"
         options = _outer.OuterOptions()
         settings = {
@@ -153,28 +152,30 @@ class SlowMoDistributedDataParallel(nn.Module):
         settings |= {} if is_auto else {"momentum": slowmo_momentum}
         for name, value in settings.items():
             setattr(options, name, value)
-        _outer.check_ranks_per_node(world.size, nprocs_per_node)
-        nodes = world.size // nprocs_per_node
-        advice = _outer.momentum_advice(options, nodes)
-        if advice and not is_auto and world.rank == 0:
-            warnings.warn(advice, stacklevel=2)
-        options = _outer.settle_options(options, nodes, is_auto)
-
         self.module = module
         self.nprocs_per_node = nprocs_per_node
         self.broadcast_buffers = broadcast_buffers
         self.slowmo_base_algorithm = SlowMoBaseAlgorithm(slowmo_base_algorithm)
         self.verbose = verbose
-        self._zeroes = (
-            options.optimizer == _outer.OuterOptimizer.SLOW_MOMENTUM
-            if zero_inner_momentum is None
-            else zero_inner_momentum,
-            zero_adam,
-        )
         self._world = world
         inside, between = make_groups(world, nprocs_per_node, local_node_group, master_group)
-        self.node = between.rank, inside  # its number, and the ranks on it
-        comm.broadcast_all(world, [*module.parameters(), *module.buffers()], 0)
+        names, tensors = self._named_parameters()
+        self._loop = _outer.SlowLoop(
+            world,
+            inside,
+            between,
+            names,
+            tensors,
+            list(module.buffers()),
+            options,
+            auto_momentum=is_auto,
+            broadcast_buffers=broadcast_buffers,
+            zero_inner_momentum=zero_inner_momentum,
+            zero_adam=zero_adam,
+        )
+        self._warn_of(self._loop.advice)
+        self._synchroniser = self._loop.synchroniser
+        self._parameters_seen = len(names)
         # Not as a module, whose parameters would count twice.
         self.__dict__["_parallel"] = ShardedDataParallel(
             module,
@@ -183,49 +184,32 @@ class SlowMoDistributedDataParallel(nn.Module):
             sync_models_at_startup=False,
             reduce_dtype=reduce_dtype,
         )
-        names, tensors = zip(*module.named_parameters(), strict=True)
-        self._synchroniser = _outer.Synchroniser(inside, between, names, tensors, options)
-        self._rates = LearningRates()
-        self._parameters_seen = len(names)
         watch_steps(module, self)
-        self._forwards_since = 0
-        self._has_warned = False
 
     process_rank = property(lambda self: self._world.rank, doc="The rank among all.")
     process_world_size = property(lambda self: self._world.size, doc="How many ranks there are.")
-    slowmo_lr = property(lambda self: self._outer_options.learning_rate, doc="The slow learning rate.")
-    slowmo_momentum = property(
-        lambda self: self._outer_options.momentum, doc='The slow momentum; of "auto" the number.'
-    )
-    slowmo_frequency = property(lambda self: self._outer_options.slow_frequency, doc="Calls between slow steps.")
-    localsgd_frequency = property(lambda self: self._outer_options.average_frequency, doc="Calls between averages.")
-    slowmo_memory_efficient = property(
-        lambda self: self._outer_options.shard_buffers, doc="Whether buffers are sharded."
-    )
-    slowmo_num_shards = property(lambda self: self._outer_options.pieces, doc="In how many pieces work is done.")
+    slowmo_lr = property(lambda self: self._settled.learning_rate, doc="The slow learning rate.")
+    slowmo_momentum = property(lambda self: self._settled.momentum, doc='The slow momentum; of "auto" the number.')
+    slowmo_frequency = property(lambda self: self._settled.slow_frequency, doc="Calls between slow steps.")
+    localsgd_frequency = property(lambda self: self._settled.average_frequency, doc="Calls between averages.")
+    slowmo_memory_efficient = property(lambda self: self._settled.shard_buffers, doc="Whether buffers are sharded.")
+    slowmo_num_shards = property(lambda self: self._settled.pieces, doc="In how many pieces work is done.")
     push_sum_weight = property(lambda self: self._synchroniser.push_sum_weight, doc="This node's weight in SGP.")
-
-    @property
-    def _outer_options(self) -> Any:
-        return self._synchroniser.options
+    _settled = property(lambda self: self._synchroniser.options, doc="Options as they were settled.")
 
     @property
     def slowmo(self) -> bool:
         """Whether there is an outer optimizer, or only averages."""
-        return self._synchroniser.options.optimizer != _outer.OuterOptimizer.AVERAGE
+        return self._settled.optimizer != _outer.OuterOptimizer.AVERAGE
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
-        self._take_new_parameters()
+        names, tensors = self._named_parameters()
+        if len(names) != self._parameters_seen:
+            self._parameters_seen = len(names)
+            self._loop.set_parameters(names, tensors)
         if self.training:
-            self._forwards_since += 1
-            if self._forwards_since > _FORGOTTEN_AFTER and not self._has_warned:
-                self._has_warned = True
-                warnings.warn(
-                    f"{self._forwards_since} forwards in training without perform_slowmo(optimizer): nodes are not "
-                    "synchronised. Call it after every optimizer.step()",
-                    stacklevel=2,
-                )
+            self._warn_of(self._loop.count_forward())
         return self._parallel(*inputs, **kwargs)
 
     def perform_slowmo(
@@ -237,21 +221,19 @@ class SlowMoDistributedDataParallel(nn.Module):
         module's parameters become copies of them.
         """
         refuse_oss(optimizer)
-        self._forwards_since = 0
-        named = self._synchroniser.parameters
+
+        def zero(tensor: torch.Tensor, fields: list[str]) -> None:
+            state = optimizer.state.get(tensor, {})
+            for field in fields:
+                if torch.is_tensor(state.get(field)):
+                    state[field].zero_()
+
+        groups = [(float(group["lr"]), group["params"]) for group in optimizer.param_groups]
         masters = [] if fp32_params is None else list(fp32_params)
-        if masters and len(masters) != len(named):
-            raise ValueError(f"perform_slowmo got {len(masters)} fp32_params for {len(named)} parameters")
-        tensors = masters or [tensor for _, tensor in named]
-        rates = self._rates.of(optimizer, named, tensors)
-        buffers = [buffer for buffer in self.module.buffers() if buffer.is_floating_point()]
-        has_averaged, stepped = self._synchroniser.step(rates, masters, buffers if self.broadcast_buffers else [])
-        if stepped and any(self._zeroes):
-            zero_state(optimizer, [tensors[number] for number in stepped], *self._zeroes)
+        has_averaged, stepped = self._loop.step(groups, zero, masters, list(self.module.buffers()))
         if self.verbose and (has_averaged or stepped):
-            _log.info(
-                "call %d: %s", self._synchroniser.calls, f"slow step of {len(stepped)}" if stepped else "exact average"
-            )
+            done = f"slow step of {stepped}" if stepped else "exact average"
+            _log.info("call %d: %s", self._synchroniser.calls, done)
 
     def average_parameters(self, fp32_params: Iterable[torch.Tensor] | None = None) -> None:
         """Makes the parameters of all nodes their average, at the end of training say. To be called on all ranks."""
@@ -304,18 +286,14 @@ class SlowMoDistributedDataParallel(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def _take_new_parameters(self) -> None:
-        """What the module got since starts as rank 0 has it, as everything did."""
-        named = list(self.module.named_parameters())
-        if len(named) == self._parameters_seen:
-            return
-        self._parameters_seen = len(named)
-        known = {id(tensor) for _, tensor in self._synchroniser.parameters}
-        added = [(name, tensor) for name, tensor in named if id(tensor) not in known and tensor.numel() > 0]
-        if added:
-            names, tensors = zip(*added, strict=True)
-            comm.broadcast_all(self._world, tensors, 0)
-            self._synchroniser.add(names, tensors)
+    def _named_parameters(self) -> tuple[list[str], list[torch.Tensor]]:
+        named = dict(self.module.named_parameters())
+        return list(named), list(named.values())
+
+    @staticmethod
+    def _warn_of(text: str) -> None:
+        if text:
+            warnings.warn(text, stacklevel=3)
 
 
 def _choice(name: str, value: str, choices: Any) -> Any:

@@ -1,13 +1,12 @@
 #pragma once
-// checkpoint/ brings modules, optimizers and all else that a run consists of to store/ and back.
+// parts/ says what a run consists of, as store/ saves it: names, ranges and dtypes of tensors.
+// It knows neither modules nor optimizers, which façades make reachable; see parts.h.
 // This header: what one named part of a checkpoint does. Derive from it to save something of your
 // own.
 
 #include <fairshard/shard/flat_group.h>
 #include <fairshard/store/load_plan.h>
 #include <fairshard/store/state.h>
-
-#include <torch/nn/module.h>
 
 #include <memory>
 #include <optional>
@@ -21,10 +20,10 @@ namespace fairshard {
 /// the modules, and a module its parameters' exact values in the optimizer.
 class CheckpointContext {
  public:
-  /// Says which names parameters have, and that they are saved under "part/name".
-  void add_module(const std::string& part, const torch::nn::Module& module);
+  /// Says which name a parameter has, and that it is saved under "part/name". The first one counts.
+  void add_parameter(const std::string& part, const std::string& name, const at::Tensor& parameter);
   /// Says that parameters may have master weights here; see shard::Precision.
-  void add_shards(const std::shared_ptr<shard::FlatGroup>& shards);
+  void add_shards(const shard::FlatGroup& shards);
   /// Says that a parameter has an exact copy, which all ranks have alike.
   void add_master(const at::Tensor& parameter, const at::Tensor& master);
 
