@@ -207,13 +207,30 @@ void bind_engine(py::module_& m) {
       .def("after_forward", &DataParallelEngine::after_forward, released, py::arg("buffers"),
            py::arg("do_reshard") = true)
       .def_property_readonly("uses_blocks", &DataParallelEngine::uses_blocks)
-      .def_property_readonly("reshards", &DataParallelEngine::reshards)
+      .def_property_readonly("reshards", [](DataParallelEngine& e) { return e.blocks().reshards(); })
       .def_property_readonly("wants_blocks", &DataParallelEngine::wants_blocks)
-      .def_property_readonly("knows_blocks", &DataParallelEngine::knows_blocks)
-      .def("agree_on_call_order", &DataParallelEngine::agree_on_call_order, released)
-      .def("set_blocks", &DataParallelEngine::set_blocks, released)
-      .def("before_block", &DataParallelEngine::before_block, released)
-      .def("after_block", &DataParallelEngine::after_block, released)
+      .def_property_readonly("knows_blocks",
+                             [](DataParallelEngine& e) { return e.blocks().are_known(); })
+      .def(
+          "agree_on_call_order",
+          [](const DataParallelEngine& e, size_t count, const std::vector<size_t>& called) {
+            return shard::agree_on_call_order(e.group(), count, called);
+          },
+          released)
+      .def(
+          "set_blocks",
+          [](DataParallelEngine& e, const std::vector<std::vector<at::Tensor>>& blocks,
+             const std::vector<size_t>& order) { e.blocks().set(blocks, order); },
+          released)
+      .def(
+          "before_block", [](DataParallelEngine& e, size_t block) { e.blocks().before(block); },
+          released)
+      .def(
+          "after_block",
+          [](DataParallelEngine& e, size_t block, const std::vector<at::Tensor>& outputs) {
+            e.blocks().after(block, outputs);
+          },
+          released)
       .def("wait_for_parameters", &DataParallelEngine::wait_for_parameters, released)
       .def_property("sync", py::cpp_function(&DataParallelEngine::sync, released),
                     py::cpp_function(&DataParallelEngine::set_sync, released))

@@ -65,6 +65,8 @@ void run_rank(int rank, int ranks, const c10::intrusive_ptr<c10d::Store>& store,
     flush(*group);
   } catch (const std::exception& error) {
     failure.record(rank, ranks, reason_of(error));
+  } catch (...) {
+    failure.record(rank, ranks, "it threw something that is no std::exception");
   }
 }
 

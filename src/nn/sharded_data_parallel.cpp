@@ -116,12 +116,12 @@ size_t DataParallelBase::number_of(const torch::nn::Module& block) {
 }
 
 void DataParallelBase::tell_blocks() {
-  const auto order = engine_.agree_on_call_order(is_called_.size(), called_);
+  const auto order = shard::agree_on_call_order(engine_.group(), is_called_.size(), called_);
   std::vector<std::vector<at::Tensor>> parameters(is_called_.size());
   for (const auto& [module, number] : block_numbers_) {
     parameters[number] = module->parameters();
   }
-  engine_.set_blocks(parameters, order);
+  engine_.blocks().set(parameters, order);
 }
 
 void DataParallelBase::wait_for(const torch::nn::Module& block) {
@@ -132,13 +132,13 @@ void DataParallelBase::wait_for(const torch::nn::Module& block) {
   if (!is_called_[number]) {
     is_called_[number] = true;
     called_.push_back(number);
-    engine_.wait_for(block.parameters());
+    engine_.blocks().wait_for(block.parameters());
   }
-  engine_.before_block(number);
+  engine_.blocks().before(number);
 }
 
 void DataParallelBase::done_with(const torch::nn::Module& block, torch::nn::AnyValue& output) {
-  if (engine_.reshards()) {
+  if (engine_.blocks().reshards()) {
     const auto* const tensor = output.try_get<at::Tensor>();
     TORCH_CHECK_TYPE(tensor, "release_parameters: ", block.name(),
                      " returns no tensor, which would tell when its backward begins");
@@ -147,9 +147,9 @@ void DataParallelBase::done_with(const torch::nn::Module& block, torch::nn::AnyV
 }
 
 void DataParallelBase::done_with(const torch::nn::Module& block, const at::Tensor& output) {
-  if (engine_.reshards() && at::GradMode::is_enabled()) {
+  if (engine_.blocks().reshards() && at::GradMode::is_enabled()) {
     is_done_with_any_ = true;
-    engine_.after_block(number_of(block), {output});
+    engine_.blocks().after(number_of(block), {output});
   }
 }
 

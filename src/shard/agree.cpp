@@ -50,14 +50,19 @@ std::string line_or_end(std::istream& text) {
 
 }  // namespace
 
-void check_same_parameters(const comm::Group& group, const std::vector<Parameter>& parameters) {
-  const auto texts = gather_texts(group, describe(parameters));
+void check_same_parameters(const comm::Group& group, const std::vector<Parameter>& parameters,
+                           const std::string& purpose) {
+  const auto texts = gather_texts(group, purpose + '\n' + describe(parameters));
   for (int rank = 1; rank < group.size(); ++rank) {
     if (texts[rank] == texts[0]) {
       continue;
     }
     std::istringstream first(texts[0]);
     std::istringstream other(texts[rank]);
+    const std::string our_purpose = line_or_end(first);
+    const std::string their_purpose = line_or_end(other);
+    TORCH_CHECK_VALUE(our_purpose == their_purpose, "the ranks' options differ: rank 0 has ",
+                      our_purpose, ", rank ", rank, " has ", their_purpose);
     for (int position = 0;; ++position) {
       const std::string ours = line_or_end(first);
       const std::string theirs = line_or_end(other);

@@ -20,7 +20,7 @@ class AllReduction : public Reduction {
   void start(PendingBucket& bucket) override;
   void finish() override;
   void publish(PendingBucket& bucket) override;
-  void reset() override { started_.clear(); }
+  void reset() override;
 
  private:
   struct Started {

@@ -5,11 +5,9 @@
 #include <fairshard/shard/data_parallel_engine.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <utility>
 
@@ -24,20 +22,6 @@ WeakRegistry<c10::TensorImpl, FlatGroup>& replicated() {
 
 bool is_trained(const Parameter& parameter) {
   return parameter.tensor.requires_grad() && parameter.tensor.numel() > 0;
-}
-
-/// Has a block's values in place, before its forward or its backward.
-void unshard_block(const std::vector<std::shared_ptr<FlatGroup>>& groups, size_t block) {
-  for (const auto& group : groups) {
-    if (group->schedule()) {
-      group->schedule()->start_block(block);
-    }
-  }
-  for (const auto& group : groups) {
-    if (group->schedule()) {
-      group->schedule()->wait_for_block(block);
-    }
-  }
 }
 
 }  // namespace
@@ -81,7 +65,7 @@ DataParallelEngine::~DataParallelEngine() = default;
 void DataParallelEngine::set_parameters(std::vector<Parameter> parameters) {
   parameters_ = std::move(parameters);
   are_parameters_new_ = true;
-  knows_blocks_ = false;
+  blocks_.forget();
 }
 
 bool DataParallelEngine::is_current() const {
@@ -190,24 +174,13 @@ void DataParallelEngine::connect() {
 
 void DataParallelEngine::make_reducer(const std::vector<std::shared_ptr<ShardedStep>>& steps) {
   steps_.assign(steps.begin(), steps.end());
-  places_.clear();
-  knows_blocks_ = false;
-  buckets_of_block_.clear();
-  buckets_of_no_block_.clear();
+  blocks_.set_groups(flat_groups_);
   std::vector<ReducedGroup> groups;
-  for (size_t g = 0; g < flat_groups_.size(); ++g) {
-    const auto& members = flat_groups_[g]->parameters();
-    for (size_t i = 0; i < members.size(); ++i) {
-      places_[members[i].tensor.unsafeGetTensorImpl()] = {g, i};
-    }
-    groups.push_back({flat_groups_[g], ShardedStep::of(members[0].tensor)});
+  for (const auto& group : flat_groups_) {
+    groups.push_back({group, ShardedStep::of(group->parameters()[0].tensor)});
   }
   for (const Parameter& parameter : parameters_) {
-    // Errors name parameters as the model does.
-    const auto found = places_.find(parameter.tensor.unsafeGetTensorImpl());
-    if (found != places_.end()) {
-      flat_groups_[found->second.group]->rename(found->second.number, parameter.name);
-    }
+    blocks_.rename(parameter);
   }
   const bool is_sharded = !steps.empty() && options_.shard_gradients();
   reducer_ = std::make_unique<GradReducer>(
@@ -235,8 +208,7 @@ void DataParallelEngine::before_forward(bool is_training) {
   }
   for (const auto& group : flat_groups_) {
     if (group->schedule()) {
-      TORCH_CHECK(!join_, "release_parameters cannot be used within join()");
-      group->schedule()->begin_forward(is_training, knows_blocks_);
+      group->schedule()->begin_forward(is_training, blocks_.are_known());
       if (is_learning && group->options().step_in_backward() && group->has_masters()) {
         group->update_masters();
       }
@@ -246,13 +218,10 @@ void DataParallelEngine::before_forward(bool is_training) {
     set_sync(is_sync_);  // a model that shares parameters may have been within no_sync()
     reducer_->prepare();
   }
-  if (!is_learning || !knows_blocks_) {
+  if (!is_learning || !blocks_.are_known()) {
     wait_for_parameters();
   }
-  index_blocks();
-  for (const Place& bucket : buckets_of_no_block_) {
-    wait_for_bucket(bucket);
-  }
+  blocks_.wait_for_rest();
   if (is_learning && join_ && is_sync_ && !buffers_->tensors.empty()) {
     // Those of the first rank that still has inputs.
     buffers_->broadcast(join_->announce(Join::Action::kForward).leader);
@@ -273,129 +242,10 @@ void DataParallelEngine::after_forward(std::vector<at::Tensor> buffers, bool do_
 // Blocks.
 
 bool DataParallelEngine::uses_blocks() const {
-  return reshards() || std::any_of(steps_.begin(), steps_.end(), [](const auto& weak) {
+  return blocks_.reshards() || std::any_of(steps_.begin(), steps_.end(), [](const auto& weak) {
            const auto step = weak.lock();
            return step && step->options().overlap_gather();
          });
-}
-
-bool DataParallelEngine::reshards() const {
-  return std::any_of(flat_groups_.begin(), flat_groups_.end(),
-                     [](const auto& group) { return group->schedule() != nullptr; });
-}
-
-std::vector<size_t> DataParallelEngine::agree_on_call_order(
-    size_t count, const std::vector<size_t>& called) const {
-  // Rank 0's positions from 1 on, and whether any rank calls a block.
-  const at::Tensor words = at::zeros({2, static_cast<int64_t>(count)}, at::kLong);
-  auto* const positions = words.mutable_data_ptr<int64_t>();
-  for (size_t i = 0; i < called.size(); ++i) {
-    positions[called[i]] = group_.rank() == 0 ? static_cast<int64_t>(i) + 1 : 0;
-    positions[count + called[i]] = 1;
-  }
-  comm::all_reduce(group_, words, comm::ReduceOp::kMax, "order of blocks").wait();
-  std::vector<size_t> order;
-  for (size_t i = 0; i < count; ++i) {
-    if (positions[count + i] != 0) {
-      order.push_back(i);
-    }
-  }
-  // What rank 0 does not call comes last.
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    const auto key = [&](size_t i) { return positions[i] == 0 ? INT64_MAX : positions[i]; };
-    return key(a) < key(b);
-  });
-  return order;
-}
-
-void DataParallelEngine::set_blocks(const std::vector<std::vector<at::Tensor>>& blocks,
-                                    const std::vector<size_t>& order) {
-  std::vector<std::vector<std::vector<size_t>>> uses(
-      flat_groups_.size(), std::vector<std::vector<size_t>>(blocks.size()));
-  std::unordered_map<const c10::TensorImpl*, Place> unused = places_;
-  blocks_.assign(blocks.size(), {});
-  for (const size_t block : order) {
-    for (const at::Tensor& parameter : blocks[block]) {
-      const auto found = places_.find(parameter.unsafeGetTensorImpl());
-      if (found != places_.end()) {
-        blocks_[block].push_back(found->second);
-        uses[found->second.group][block].push_back(found->second.number);
-        unused.erase(found->first);
-      }
-    }
-  }
-  no_block_.clear();
-  for (const auto& [parameter, place] : unused) {
-    no_block_.push_back(place);
-  }
-  for (size_t g = 0; g < flat_groups_.size(); ++g) {
-    if (flat_groups_[g]->schedule()) {
-      flat_groups_[g]->schedule()->set_blocks(std::move(uses[g]), order);
-    }
-  }
-  knows_blocks_ = true;
-  indexed_version_ = -1;
-}
-
-/// Finds the buckets of blocks, again if a layout has changed.
-void DataParallelEngine::index_blocks() {
-  int version = 0;
-  for (const auto& group : flat_groups_) {
-    version += group->layout_version();
-  }
-  if (!knows_blocks_ || std::exchange(indexed_version_, version) == version) {
-    return;
-  }
-  const auto buckets_of = [&](const std::vector<Place>& parameters) {
-    std::set<std::pair<size_t, size_t>> buckets;
-    for (const auto& [group, number] : parameters) {
-      buckets.emplace(group, flat_groups_[group]->layout().bucket_of(number));
-    }
-    std::vector<Place> result;
-    // The last buckets were started first.
-    std::transform(buckets.rbegin(), buckets.rend(), std::back_inserter(result),
-                   [](const auto& bucket) { return Place{bucket.first, bucket.second}; });
-    return result;
-  };
-  buckets_of_block_.clear();
-  std::transform(blocks_.begin(), blocks_.end(), std::back_inserter(buckets_of_block_), buckets_of);
-  buckets_of_no_block_ = buckets_of(no_block_);
-}
-
-void DataParallelEngine::before_block(size_t block) {
-  unshard_block(flat_groups_, block);
-  if (block < buckets_of_block_.size()) {
-    for (const Place& bucket : buckets_of_block_[block]) {
-      wait_for_bucket(bucket);
-    }
-  }
-}
-
-void DataParallelEngine::after_block(size_t block, const std::vector<at::Tensor>& outputs) {
-  if (!at::GradMode::is_enabled()) {
-    return;
-  }
-  for (const at::Tensor& output : outputs) {
-    if (output.grad_fn()) {
-      output.register_hook(
-          [groups = flat_groups_, block](const at::Tensor&) { unshard_block(groups, block); });
-    }
-  }
-  for (const auto& group : flat_groups_) {
-    if (group->schedule()) {
-      group->schedule()->after_block(block);
-    }
-  }
-}
-
-void DataParallelEngine::wait_for(const std::vector<at::Tensor>& parameters) {
-  for (const at::Tensor& parameter : parameters) {
-    const auto found = places_.find(parameter.unsafeGetTensorImpl());
-    if (found != places_.end()) {
-      const auto& [group, number] = found->second;
-      flat_groups_[group]->wait_for_bucket(flat_groups_[group]->layout().bucket_of(number));
-    }
-  }
 }
 
 void DataParallelEngine::wait_for_parameters() {
@@ -437,6 +287,12 @@ void DataParallelEngine::broadcast_buffers(const std::vector<at::Tensor>& buffer
 
 void DataParallelEngine::begin_join() {
   connect();
+  // At once, and not in the first forward or backward, which a rank without inputs does not have.
+  TORCH_CHECK(!blocks_.reshards(), "release_parameters cannot be used within join()");
+  for (const auto& group : flat_groups_) {
+    TORCH_CHECK(!group->options().step_in_backward(),
+                "step_in_backward cannot be used within join()");
+  }
   join_ = std::make_shared<Join>(group_);
   reducer_->set_join(join_);
   for (size_t i = 0; i < steps_.size(); ++i) {

@@ -20,6 +20,21 @@ WeakRegistry<c10::TensorImpl, ShardedStep>& registry() {
   return steps;
 }
 
+/// What ranks must have alike, or they would wait for each other in different collectives.
+std::string describe(const StepOptions& options) {
+  const FlatOptions& flat = options.flat();
+  const auto& gather_dtype = flat.precision().gather_dtype;
+  const auto& bucket_bytes = flat.layout().bucket_bytes();
+  return c10::str("an OSS with partition=",
+                  flat.layout().partition() == Partition::kEven ? "even" : "tensor",
+                  ", bucket_bytes=", bucket_bytes ? std::to_string(*bucket_bytes) : "default",
+                  ", overlap_gather=", options.overlap_gather(),
+                  ", step_in_backward=", flat.step_in_backward(),
+                  ", release_parameters=", flat.reshard_after_forward(),
+                  ", master_weights=", flat.precision().master_weights, ", gather_dtype=",
+                  gather_dtype ? c10::toString(*gather_dtype) : "none");
+}
+
 /// The same on all ranks. Buckets of frozen parameters are not gathered.
 bool may_step(const FlatGroup& group, size_t bucket) {
   return group.bucket(bucket).is_trainable() || group.gradients().has(bucket);
@@ -46,7 +61,7 @@ int64_t ShardedStep::registry_version() { return registry().version(); }
 
 void ShardedStep::add(const std::vector<Parameter>& parameters, size_t parameter_groups) {
   TORCH_CHECK_VALUE(!parameters.empty(), "OSS got no parameters");
-  check_same_parameters(group_, parameters);
+  check_same_parameters(group_, parameters, describe(options_));
   flat_groups_.push_back(std::make_shared<FlatGroup>(group_, parameters, options_.flat()));
   first_groups_.push_back(parameter_groups_);
   parameter_groups_ += parameter_groups;
@@ -129,6 +144,9 @@ void ShardedStep::run_at_once() {
 /// Backward has done it, but for the first time and where there is no reducer.
 void ShardedStep::run_rest_of_backward() {
   if (!std::exchange(has_run_in_backward_, false)) {
+    TORCH_CHECK(!flat_groups_[0]->is_layout_frozen() || !gradient_memory().empty(),
+                "step() was called without a backward since the last one, and with "
+                "step_in_backward its gradients are gone");
     for (const auto& group : flat_groups_) {
       group->update_masters();
       for (size_t b = group->layout().buckets().size(); b-- > 0;) {
@@ -178,7 +196,6 @@ void ShardedStep::step_slices(const std::vector<std::pair<FlatGroup*, const Slic
 }
 
 void ShardedStep::check_can_run_in_backward() const {
-  TORCH_CHECK(!join_, "step_in_backward cannot be used within join()");
   TORCH_CHECK(!has_run_in_backward_,
               "with step_in_backward the last backward has stepped already: call the optimizer's "
               "step() after it, or let gradients add up within no_sync()");

@@ -28,7 +28,10 @@ UnshardSchedule::UnshardSchedule(const comm::Group& group, std::vector<FlatBucke
 void UnshardSchedule::set_blocks(std::vector<std::vector<size_t>> blocks,
                                  std::vector<size_t> order) {
   Lock lock(mutex_);
-  unshard_rest_of_forward(lock);
+  // A model that has grown may have resharded by its old blocks.
+  while (start_next_for_forward() || start_next_for_backward()) {
+  }
+  wait_for_all(lock);
   blocks_ = std::move(blocks);
   block_order_ = std::move(order);
   index_blocks();

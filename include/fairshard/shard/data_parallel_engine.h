@@ -5,11 +5,11 @@
 #include <fairshard/comm/group.h>
 #include <fairshard/shard/grad_reducer.h>
 #include <fairshard/shard/join.h>
+#include <fairshard/shard/model_blocks.h>
 #include <fairshard/shard/sharded_step.h>
 
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 namespace fairshard::shard {
@@ -68,29 +68,14 @@ class DataParallelEngine {
 
   // Blocks: parts of the model, by number.
 
-  /// Whether anybody is to call the following: some values may be on their way or sharded while a
-  /// forward runs.
+  /// Whether blocks() are to be told before and after they run: some values may be on their way or
+  /// sharded while a forward runs.
   bool uses_blocks() const;
-  /// Whether set_blocks() is to be called after a training forward: they are not known yet. Not
+  /// Whether blocks().set() is to be called after a training forward: they are not known yet. Not
   /// within join(), where a rank may have no forward.
-  bool wants_blocks() const { return uses_blocks() && !knows_blocks_ && !join_; }
-  /// Whether blocks are to tell when they are done, too.
-  bool reshards() const;
-  /// The blocks that are run by any rank, as they first ran on rank 0, of `count` blocks that all
-  /// ranks number alike. `called` are those of this rank. Collective; blocks.
-  std::vector<size_t> agree_on_call_order(size_t count, const std::vector<size_t>& called) const;
-  /// The parameters of each block, and the order in which blocks are run. The same on all ranks.
-  /// Collective.
-  void set_blocks(const std::vector<std::vector<at::Tensor>>& blocks,
-                  const std::vector<size_t>& order);
-  /// Whether set_blocks() was called for the parameters of today.
-  bool knows_blocks() const { return knows_blocks_; }
-  /// Returns when a block's parameters are in place.
-  void before_block(size_t block);
-  /// A block has run, with these outputs: when their gradients come, its parameters are in place.
-  void after_block(size_t block, const std::vector<at::Tensor>& outputs);
-  /// Returns when these parameters are in place, and when all are.
-  void wait_for(const std::vector<at::Tensor>& parameters);
+  bool wants_blocks() const { return uses_blocks() && !blocks_.are_known() && !join_; }
+  ModelBlocks& blocks() { return blocks_; }
+  /// Returns when all parameters are in place.
   void wait_for_parameters();
 
   // Gradients.
@@ -113,24 +98,15 @@ class DataParallelEngine {
   void end_join(const std::vector<at::Tensor>& buffers, bool has_failed);
 
  private:
-  /// A parameter's flat group and its number there; a bucket's flat group and its number there.
-  struct Place {
-    size_t group;
-    size_t number;
-  };
   struct Buffers;
 
   bool is_current() const;
-  void index_blocks();
   std::vector<std::shared_ptr<ShardedStep>> find_steps() const;
   void check_all_owned() const;
   std::vector<std::shared_ptr<FlatGroup>> replicated_groups();
   std::vector<std::shared_ptr<FlatGroup>> groups_of(
       const std::vector<std::shared_ptr<ShardedStep>>& steps) const;
   void make_reducer(const std::vector<std::shared_ptr<ShardedStep>>& steps);
-  void wait_for_bucket(const Place& bucket) {
-    flat_groups_[bucket.group]->wait_for_bucket(bucket.number);
-  }
   bool follow_next();
 
   comm::Group group_;
@@ -144,19 +120,11 @@ class DataParallelEngine {
   /// Of the steps; or, where there are none, replicated ones.
   std::vector<std::shared_ptr<FlatGroup>> flat_groups_;
   bool is_replicated_ = false;
-  std::unordered_map<const c10::TensorImpl*, Place> places_;
+  ModelBlocks blocks_;
   std::unique_ptr<GradReducer> reducer_;
   std::shared_ptr<Buffers> buffers_;
   std::shared_ptr<Join> join_;
   bool is_sync_ = true;
-  bool knows_blocks_ = false;
-  /// The parameters of each block, and of none that runs; the buckets of these in the layouts whose
-  /// versions add up to this.
-  std::vector<std::vector<Place>> blocks_;
-  std::vector<Place> no_block_;
-  std::vector<std::vector<Place>> buckets_of_block_;
-  std::vector<Place> buckets_of_no_block_;
-  int indexed_version_ = -1;
 };
 
 }  // namespace fairshard::shard

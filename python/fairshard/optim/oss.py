@@ -365,4 +365,7 @@ def _needs_whole_tensors(optim: type, partition: str) -> bool:
     if issubclass(optim, torch.optim.SparseAdam):
         raise NotImplementedError("OSS: SparseAdam needs sparse gradients, which cannot be sharded")
     is_torch = getattr(torch.optim, optim.__name__, None) is optim
-    return partition == "tensor" or (partition == "auto" and not (is_torch and _shard.is_element_wise(optim.__name__)))
+    is_element_wise = is_torch and _shard.is_element_wise(optim.__name__)
+    if partition == "even" and is_torch and not is_element_wise:
+        raise ValueError(f"OSS: {optim.__name__} looks at whole tensors, which partition='even' would split: use 'tensor'")
+    return partition == "tensor" or (partition == "auto" and not is_element_wise)

@@ -226,5 +226,17 @@ TEST(LaunchLast, AProcessWithThreadsIsRefused) {
   another.join();
 }
 
+TEST(LaunchLast, AThreadThatThrowsAnythingIsReported) {
+  test::expect_error(
+      [] {
+        launch_threads(2, [](Group group) {
+          if (group.rank() == 1) {
+            throw 42;
+          }
+        });
+      },
+      {"rank 1 of 2"});
+}
+
 }  // namespace launch_test
 }  // namespace fairshard::comm

@@ -31,7 +31,7 @@ TEST(ShardedDataParallel, StateAndGradientsAreShared) {
     ShardedDataParallel<Sequential> parallel(group, model, optimizer);
     loss_of(parallel.forward(input(group.rank(), 0))).backward();
     for (const auto& parameter : model->parameters()) {
-      TORCH_CHECK(!parameter.grad().defined(), "a whole gradient is left");
+      TORCH_CHECK(!shard::whole_grad(parameter).defined(), "a whole gradient is left");
     }
     optimizer.step();
     int64_t state = 0;
@@ -436,6 +436,62 @@ TEST(ShardedDataParallel, AGroupThatTheOssDoesNotKnowIsRefused) {
     parameters[0].mutable_grad() = at::ones_like(parameters[0]);
     test::expect_error([&] { optimizer.step(); }, {"sharded 1 parameter group", "has 2"});
   });
+}
+
+TEST(ShardedDataParallel, OneOssMayServeTwoModelsWithAWrapperEach) {
+  launch_threads(2, [](Group group) {
+    auto first = make_model(0);
+    auto second = make_model(1);
+    auto plain_first = make_model(0);
+    auto plain_second = make_model(1);
+    const auto both = [](Sequential& a, Sequential& b) {
+      Values all = a->parameters();
+      for (const at::Tensor& parameter : b->parameters()) {
+        all.push_back(parameter);
+      }
+      return all;
+    };
+    OSS<torch::optim::Adam> optimizer(group, both(first, second), torch::optim::AdamOptions(0.1));
+    ShardedDataParallel<Sequential> parallel_first(group, first, optimizer);
+    ShardedDataParallel<Sequential> parallel_second(group, second, optimizer);
+    const Values parameters = both(plain_first, plain_second);
+    torch::optim::Adam plain(parameters, torch::optim::AdamOptions(0.1));
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = input(group.rank(), step);
+      optimizer.zero_grad();
+      (loss_of(parallel_first.forward(x)) + loss_of(parallel_second.forward(x))).backward();
+      optimizer.step();
+      plain.zero_grad();
+      (loss_of(plain_first->forward(x)) + loss_of(plain_second->forward(x))).backward();
+      for (const at::Tensor& parameter : parameters) {
+        std::vector<at::Tensor> gradient{parameter.grad().div(group.size())};
+        group.process_group()->allreduce(gradient)->wait();
+        parameter.mutable_grad() = gradient[0];
+      }
+      plain.step();
+    }
+    test::require_same(values_of(*first), values_of(*plain_first), true);
+    test::require_same(values_of(*second), values_of(*plain_second), true);
+  });
+}
+
+TEST(ShardedDataParallel, OptionsThatDifferBetweenRanksAreNamedWhenItIsMade) {
+  const auto made = [] {
+    launch_threads(
+        2,
+        [](Group group) {
+          auto model = make_model();
+          OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1),
+                                           OssOptions().release_parameters(group.rank() == 0));
+          ShardedDataParallel<Sequential> parallel(group, model, optimizer);
+          for (int step = 0; step < 3; ++step) {
+            loss_of(parallel.forward(input(0, step))).backward();
+            optimizer.step();
+          }
+        },
+        comm::LaunchOptions().timeout_s(5));
+  };
+  test::expect_error(made, {"release_parameters"});
 }
 
 }  // namespace sharded_data_parallel_test

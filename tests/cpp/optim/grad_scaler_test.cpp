@@ -150,5 +150,21 @@ TEST(GradScaler, MisuseIsNamed) {
   });
 }
 
+TEST(GradScaler, StepInBackwardIsRefusedInTheFirstStep) {
+  launch_threads(2, [](Group group) {
+    auto model = test::make_model();
+    OSS<torch::optim::Adam> optimizer(group, *model, torch::optim::AdamOptions(0.1),
+                                      OssOptions().step_in_backward(true));
+    ShardedDataParallel<Sequential> parallel(group, model, optimizer);
+    ShardedGradScaler scaler(group);
+    test::expect_error(
+        [&] {
+          scaler.scale(test::loss_of(parallel.forward(test::input(0, 0)))).backward();
+          scaler.step(optimizer);
+        },
+        {"step_in_backward cannot be used with a grad scaler"});
+  });
+}
+
 }  // namespace grad_scaler_test
 }  // namespace fairshard

@@ -10,7 +10,7 @@ from fairshard.experimental.nn import OffloadModel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import inputs, loss_of, mlp
-from support.parallel import MODES, assert_same, ddp, sharded, train
+from support.parallel import MODES, assert_same, ddp, limited, said, sharded, train
 
 pytestmark = pytest.mark.costly
 
@@ -130,3 +130,148 @@ def _long_integers(rank, world_size, folder):
 
 def test_long_integers_keep_all_digits(run_ranks, tmp_path):
     run_ranks(1, _long_integers, str(tmp_path))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def _interrupt(gradient):
+    raise Interrupted
+
+
+def _after_an_error(rank, world_size, mode):
+    plain, ours = mlp(), mlp()
+    train(*ddp(plain, lr=0.1), rank, steps=range(5))
+    parallel, optimizer = sharded(ours, mode, lr=0.1)
+    train(parallel, optimizer, rank, steps=range(3))
+    hook = ours[2].weight.register_hook(_interrupt)
+    with pytest.raises(Interrupted):
+        loss_of(parallel(inputs(rank, 70))).backward()
+    hook.remove()
+    train(parallel, optimizer, rank, steps=range(3, 5))  # begins with zero_grad()
+    assert_same(parallel, plain, mode)
+
+
+@pytest.mark.parametrize("mode", ["replicated", "optimizer", "gradients", "overlap_gather", "release_parameters"])
+def test_nothing_is_left_of_a_backward_that_was_interrupted(run_ranks, mode):
+    run_ranks(2, _after_an_error, mode)
+
+
+def _dropped_by_hand(rank, world_size, mode, drop):
+    plain, ours = mlp(), mlp()
+    train(*ddp(plain, lr=0.1), rank)
+    parallel, optimizer = sharded(ours, mode, lr=0.1)
+    for step in range(3):
+        loss_of(parallel(inputs(rank, step + 50))).backward()  # a batch that is left out after all
+        drop(ours)
+        loss_of(parallel(inputs(rank, step))).backward()
+        optimizer.step()
+        drop(ours)
+    assert_same(parallel, plain, mode)
+
+
+def by_module(module):
+    module.zero_grad()
+
+
+def by_parameter(module):
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize("drop", [by_module, by_parameter], ids=lambda drop: drop.__name__)
+@pytest.mark.parametrize("mode", ["replicated", "optimizer", "gradients", "overlap_gather", "release_parameters"])
+def test_gradients_dropped_without_the_wrapper_are_dropped(run_ranks, mode, drop):
+    run_ranks(2, _dropped_by_hand, mode, drop)
+
+
+class Growing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = mlp()
+        self.extra = None
+
+    def forward(self, x):
+        x = self.layers(x)
+        return x if self.extra is None else self.extra(x)
+
+
+def _grows(rank, world_size, mode):
+    parallel, optimizer = sharded(Growing(), mode, lr=0.1)
+    train(parallel, optimizer, rank)
+    extra = nn.Linear(5, 5)
+    parallel.module.extra = extra
+    optimizer.add_param_group({"params": extra.parameters()})
+    train(parallel, optimizer, rank)
+
+
+@pytest.mark.parametrize(
+    "mode", ["gradients", "overlap_gather", "release_parameters", "release_parameters+overlap_gather", "all"]
+)
+def test_a_model_that_releases_parameters_can_grow(run_ranks, mode):
+    run_ranks(2, _grows, mode)
+
+
+def _joins(rank, world_size, mode):
+    parallel, optimizer = sharded(mlp(), mode, lr=0.1)
+    with limited(20), pytest.raises(RuntimeError, match=r"join\(\)"), parallel.join():
+        train(parallel, optimizer, rank, steps=range(4 * rank))  # rank 0 has no inputs
+
+
+@pytest.mark.parametrize("mode", ["step_in_backward", "release_parameters"])
+def test_join_is_refused_at_once_on_all_ranks(run_ranks, mode):
+    run_ranks(2, _joins, mode)
+
+
+def _steps_twice(rank, world_size, mode):
+    plain, ours = mlp(), mlp()
+    parallel, optimizer = sharded(ours, mode, lr=0.1)
+    pairs = [(*ddp(plain, lr=0.1), True), (parallel, optimizer, False)]
+
+    def run():
+        for wrapper, each, _ in pairs:
+            for step in range(3):
+                each.zero_grad()
+                loss_of(wrapper(inputs(rank, step))).backward()
+                each.step()
+                each.step()
+
+    if said(run, "step_in_backward") is None:
+        assert_same(parallel, plain, mode)
+
+
+@pytest.mark.parametrize("mode", ["gradients", "step_in_backward"])
+def test_a_second_step_steps_or_it_is_said(run_ranks, mode):
+    run_ranks(2, _steps_twice, mode)
+
+
+def _torchs_scaler(rank, world_size, mode):
+    plain, ours = mlp(), mlp()
+    parallel, optimizer = sharded(ours, mode, lr=0.1)
+
+    def run(wrapper, each):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(3):
+            each.zero_grad()
+            scaler.scale(loss_of(wrapper(inputs(rank, step)))).backward()
+            scaler.step(each)
+            scaler.update()
+
+    run(*ddp(plain, lr=0.1))
+    if said(lambda: run(parallel, optimizer), "ShardedGradScaler") is None:
+        assert_same(parallel, plain, mode)
+
+
+@pytest.mark.parametrize("mode", ["optimizer", "gradients"])
+def test_torchs_own_scaler_works_or_ours_is_named(run_ranks, mode):
+    run_ranks(2, _torchs_scaler, mode)
+
+
+def _even_adafactor(rank, world_size):
+    with pytest.raises(ValueError, match="whole"):
+        OSS(mlp().parameters(), torch.optim.Adafactor, partition="even", lr=0.1)
+
+
+def test_even_ranges_of_an_optimizer_of_whole_tensors_are_refused(run_ranks):
+    run_ranks(1, _even_adafactor)
