@@ -171,7 +171,8 @@ TEST(Pager, BadInputIsNamed) {
   test::expect_error(make(PagerOptions().host_budget_bytes(0).spill_dir("/nowhere")),
                      {"'/nowhere'", "No such file"});
   test::expect_error(make(PagerOptions().prefetch(-1)), {"prefetch is -1"});
-  test::expect_error(make(PagerOptions().device(at::Device("cuda:99"))), {"cuda:99 is not available"});
+  test::expect_error(make(PagerOptions().device(at::Device("cuda:99"))),
+                     {"cuda:99 is not available"});
 }
 
 TEST(HostMemory, SaysHowMuchWasAskedForAndWhatHelps) {
