@@ -234,7 +234,7 @@ void TrainCommandLine::finish() {
   if (!options_.save.empty() && !options_.resume && store::latest_checkpoint(options_.save)) {
     throw CLI::ValidationError("--save",
                                c10::str(*store::latest_checkpoint(options_.save),
-                                        " is there: --resume goes on from it, or choose another "
+                                        " exists: --resume goes on from it, or choose another "
                                         "folder"));
   }
   if (options_.has_nodes()) {

@@ -82,9 +82,9 @@ class NodesApartStrategy final : public Strategy {
 
   std::vector<comm::Group> groups() const override {
     const auto& nodes = parallel_.synchroniser().nodes();
-    return {group_, nodes.inside(), nodes.between()};
+    return {group_, nodes.intra_node(), nodes.inter_node()};
   }
-  comm::Group steppers() const override { return parallel_.synchroniser().nodes().inside(); }
+  comm::Group steppers() const override { return parallel_.synchroniser().nodes().intra_node(); }
 
  private:
   comm::Group group_;

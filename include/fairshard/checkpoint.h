@@ -2,7 +2,7 @@
 // Checkpoint: everything that a run consists of, saved by N ranks and loaded by M.
 
 #include <fairshard/checkpoint/value.h>
-#include <fairshard/nn/any_module.h>
+#include <fairshard/module/any_module.h>
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/grad_scaler.h>
 #include <fairshard/optim/schedule.h>

@@ -90,10 +90,10 @@ py::dict report_of(const Synchroniser& synchroniser) {
   result["calls"] = report.calls;
   result["averages"] = report.averages;
   result["slow_steps"] = report.slow_steps;
-  result["inside_bytes"] = report.inside_bytes;
-  result["between_bytes"] = report.between_bytes;
-  result["inside_bytes_per_call"] = report.inside_bytes_per_call();
-  result["between_bytes_per_call"] = report.between_bytes_per_call();
+  result["intra_node_bytes"] = report.intra_node_bytes;
+  result["inter_node_bytes"] = report.inter_node_bytes;
+  result["intra_node_bytes_per_call"] = report.intra_node_bytes_per_call();
+  result["inter_node_bytes_per_call"] = report.inter_node_bytes_per_call();
   return result;
 }
 

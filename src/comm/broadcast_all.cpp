@@ -2,7 +2,7 @@
 #include <fairshard/comm/collectives.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/cat.h>
 
 #include <algorithm>
 
@@ -41,20 +41,11 @@ class Parcel {
 
  private:
   at::Tensor packed() const {
-    if (tensors_.size() == 1) {
-      return tensors_[0].contiguous().view(-1);
-    }
-    int64_t length = 0;
+    std::vector<at::Tensor> flat;
     for (const auto& tensor : tensors_) {
-      length += tensor.numel();
+      flat.push_back(tensor.reshape(-1));
     }
-    at::Tensor result = at::empty({length}, tensors_[0].options());
-    int64_t begin = 0;
-    for (const auto& tensor : tensors_) {
-      result.narrow(0, begin, tensor.numel()).view(tensor.sizes()).copy_(tensor);
-      begin += tensor.numel();
-    }
-    return result;
+    return flat.size() == 1 ? flat[0] : at::cat(flat);
   }
 
   std::vector<at::Tensor> tensors_;

@@ -2,6 +2,7 @@
 #include "direct_work.h"
 #include "group_state.h"
 #include "label.h"
+#include "parts.h"
 #include "reduce.h"
 #include "work_state.h"
 #include <fairshard/comm/collectives.h>
@@ -123,24 +124,6 @@ class Starter {
   const std::string& label_;
 };
 
-bool are_equal_parts(const Bounds& bounds) {
-  for (size_t i = 2; i < bounds.size(); ++i) {
-    if (bounds[i] - bounds[i - 1] != bounds[1] - bounds[0]) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::vector<at::Tensor> split(const at::Tensor& whole, const Bounds& bounds) {
-  const at::Tensor flat = whole.view(-1);
-  std::vector<at::Tensor> parts;
-  for (size_t i = 1; i < bounds.size(); ++i) {
-    parts.push_back(flat.slice(0, bounds[i - 1], bounds[i]));
-  }
-  return parts;
-}
-
 /// Unequal parts one by one: c10d's lists of them are not in every backend, and NCCL's, which are
 /// broadcasts in one group, were seen to lose parts (2.30).
 template <typename StartPart>
@@ -212,12 +195,13 @@ Work all_gather(const Group& group, const at::Tensor& output, const at::Tensor& 
     output.view(-1).copy_(input.view(-1));
     return {};
   }
+  const Sizes sizes = sizes_within(bounds);
   return starter.start(output, input, all_but_own(group, output),
                        [&](c10d::ProcessGroup& c10d, at::Tensor whole, at::Tensor own) {
-                         if (are_equal_parts(bounds)) {
+                         if (are_equal(sizes)) {
                            return all_gather_single(c10d, whole, own);
                          }
-                         const auto parts = split(whole, bounds);
+                         const auto parts = split_by(whole.view(-1), sizes);
                          if (is_direct(group, whole)) {
                            std::vector<std::vector<at::Tensor>> outputs{parts};
                            std::vector<at::Tensor> inputs{own};
@@ -249,14 +233,15 @@ Work reduce_scatter(const Group& group, const at::Tensor& output, const at::Tens
     output.view(-1).copy_(input.view(-1));
     return {};
   }
+  const Sizes sizes = sizes_within(bounds);
   return starter.start(output, input, all_but_own(group, input),
                        [&](c10d::ProcessGroup& c10d, at::Tensor& own, at::Tensor whole) {
                          c10d::ReduceScatterOptions options;
                          options.reduceOp = to_c10d(op);
-                         if (are_equal_parts(bounds)) {
+                         if (are_equal(sizes)) {
                            return reduce_scatter_single(c10d, own, whole, options);
                          }
-                         const auto parts = split(whole, bounds);
+                         const auto parts = split_by(whole.view(-1), sizes);
                          if (is_direct(group, whole)) {
                            std::vector<at::Tensor> outputs{own};
                            std::vector<std::vector<at::Tensor>> inputs{parts};

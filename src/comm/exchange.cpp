@@ -1,20 +1,11 @@
 #include "exchange.h"
 
+#include "parts.h"
 #include "peers.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace fairshard::comm {
-namespace {
-
-std::vector<int64_t> sizes_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<int64_t> sizes(tensors.size());
-  std::transform(tensors.begin(), tensors.end(), sizes.begin(),
-                 [](const at::Tensor& tensor) { return tensor.defined() ? tensor.numel() : 0; });
-  return sizes;
-}
-
-}  // namespace
 
 Exchange::Exchange(c10::intrusive_ptr<c10d::Backend> transport, const Call& call,
                    const Parcels& parcels)

@@ -30,7 +30,7 @@ SlowMoBase::SlowMoBase(const comm::Group& world, std::shared_ptr<torch::nn::Modu
 
 SlowMoBase::SlowMoBase(comm::Group world, const outer::Nodes& nodes,
                        std::shared_ptr<torch::nn::Module> module, const SlowMoOptions& options)
-    : DataParallelBase(nodes.inside(), module, {},
+    : DataParallelBase(nodes.intra_node(), module, {},
                        DataParallelOptions()
                            .mode(DataParallelMode::kReplicated)
                            .broadcast_buffers(options.broadcast_buffers())

@@ -41,7 +41,7 @@ FusedState& state_of(States& states, const at::Tensor& parameter) {
 }
 
 /// Runs `step(begin, end)` over tensors. On the CPU each thread takes tensors of its own: ATen's
-/// kernels share out every tensor to all threads, and wait for them after each.
+/// kernels split every tensor among all threads, and wait for them after each.
 void for_tensors(const Tensors& tensors, const std::function<void(size_t, size_t)>& step) {
   const auto count = static_cast<int64_t>(tensors.size());
   const int64_t threads = at::get_num_threads();

@@ -8,7 +8,7 @@
 namespace fairshard::outer {
 namespace {
 
-/// Makes `count` groups that share out all ranks, and gives this rank's own. Rank r is in group
+/// Partitions all ranks into `count` groups, and returns this rank's own. Rank r is in group
 /// r / block % count.
 comm::Group own_of(const comm::Group& world, int count, int block) {
   std::vector<comm::Group> own;
@@ -37,13 +37,13 @@ void check_ranks_per_node(int ranks, int ranks_per_node) {
 }
 
 Nodes::Nodes(const comm::Group& world, int ranks_per_node)
-    : inside_((check_ranks_per_node(world.size(), ranks_per_node),
-               own_of(world, world.size() / ranks_per_node, ranks_per_node))),
-      between_(own_of(world, ranks_per_node, 1)) {}
+    : intra_node_((check_ranks_per_node(world.size(), ranks_per_node),
+                   own_of(world, world.size() / ranks_per_node, ranks_per_node))),
+      inter_node_(own_of(world, ranks_per_node, 1)) {}
 
-Nodes::Nodes(comm::Group inside, comm::Group between)
-    : inside_(std::move(inside)), between_(std::move(between)) {
-  TORCH_CHECK_VALUE(inside_.rank() >= 0 && between_.rank() >= 0,
+Nodes::Nodes(comm::Group intra_node, comm::Group inter_node)
+    : intra_node_(std::move(intra_node)), inter_node_(std::move(inter_node)) {
+  TORCH_CHECK_VALUE(intra_node_.rank() >= 0 && inter_node_.rank() >= 0,
                     "this rank is not in the groups of its node that were given");
 }
 

@@ -21,9 +21,9 @@ std::vector<int> distances_in(GossipGraph graph, int nodes) {
 
 }  // namespace
 
-PushSum::PushSum(comm::Group between, GossipGraph graph, bool is_overlapped)
-    : between_(std::move(between)),
-      distances_(distances_in(graph, between_.size())),
+PushSum::PushSum(comm::Group inter_node, GossipGraph graph, bool is_overlapped)
+    : inter_node_(std::move(inter_node)),
+      distances_(distances_in(graph, inter_node_.size())),
       is_overlapped_(is_overlapped) {}
 
 void PushSum::mix(const std::vector<at::Tensor>& values) {
@@ -82,11 +82,11 @@ void PushSum::send(const std::vector<at::Tensor>& halves) {
   incoming_.clear();
   for (const at::Tensor& half : halves) {
     incoming_.push_back(at::empty_like(half));
-    works_.push_back(comm::shift(between_, incoming_.back(), half, distance, "gossip"));
+    works_.push_back(comm::shift(inter_node_, incoming_.back(), half, distance, "gossip"));
   }
   incoming_weight_ = at::empty_like(outgoing_weight_);
   works_.push_back(
-      comm::shift(between_, incoming_weight_, outgoing_weight_, distance, "weight of gossip"));
+      comm::shift(inter_node_, incoming_weight_, outgoing_weight_, distance, "weight of gossip"));
 }
 
 void PushSum::wait() {

@@ -18,10 +18,11 @@ namespace fairshard::outer {
 /// is zero and not kept.
 class PushSum {
  public:
-  PushSum(comm::Group between, GossipGraph graph, bool is_overlapped);
+  PushSum(comm::Group inter_node, GossipGraph graph, bool is_overlapped);
 
   /// Mixes once; `values` are this rank's ranges of z after an inner step, and become those after
-  /// mixing. Collective over `between`; when overlapped, waits only for the last mixing's messages.
+  /// mixing. Collective over `inter_node`; when overlapped, waits only for the last mixing's
+  /// messages.
   void mix(const std::vector<at::Tensor>& values);
   /// Takes in what is under way and makes `values` numerators; weights become 1. The average of the
   /// numerators over nodes, to be taken next, is the exact one.
@@ -46,7 +47,7 @@ class PushSum {
   void wait();
   void add_excess(const std::vector<at::Tensor>& values);
 
-  comm::Group between_;
+  comm::Group inter_node_;
   std::vector<int> distances_;
   bool is_overlapped_;
   double weight_ = 1;

@@ -18,7 +18,8 @@ Synchroniser::Impl::Impl(Nodes nodes_, const Parameters& parameters_, const Oute
       schedule_(options),
       optimizer_(make_outer_optimizer(options)) {
   if (options.base() == BaseAlgorithm::kSgp) {
-    gossip = std::make_unique<PushSum>(nodes.between(), options.graph(), options.overlap_gossip());
+    gossip =
+        std::make_unique<PushSum>(nodes.inter_node(), options.graph(), options.overlap_gossip());
   }
   add(parameters_);
 }
@@ -31,13 +32,13 @@ void Synchroniser::Impl::add(const Parameters& more) {
   const size_t first = parameters.size();
   Parameters selected = select_parameters(more);
   TORCH_CHECK_VALUE(!selected.empty(), "there are no parameters to synchronise");
-  shard::check_same_parameters(nodes.between(), selected);
+  shard::check_same_parameters(nodes.inter_node(), selected);
   assign_fragments(
       selected, std::min<int>(options.fragments(), first == 0 ? options.fragments()
                                                               : static_cast<int>(selected.size())));
   parameters.insert(parameters.end(), selected.begin(), selected.end());
   for (OuterBucket& bucket :
-       lay_out(parameters, first, nodes.inside().rank(), nodes.inside().size(), options)) {
+       lay_out(parameters, first, nodes.intra_node().rank(), nodes.intra_node().size(), options)) {
     make_buffers(bucket);
     buckets_.push_back(std::move(bucket));
   }
@@ -187,7 +188,7 @@ void Synchroniser::Impl::step_gossip(const StepInput& input, StepResult& result)
 void Synchroniser::Impl::start_average(OuterBucket& bucket, const at::Tensor& own) {
   const at::Tensor values = own.to(state_device(bucket));
   bucket.pending = std::make_unique<PendingAverage>(
-      nodes.between(), sends_differences() ? own_outer(bucket) - values : values, options.wire(),
+      nodes.inter_node(), sends_differences() ? own_outer(bucket) - values : values, options.wire(),
       bucket.error,
       c10::str("parameters from '", parameters[bucket.slots[0].parameter].name, "' on"));
 }
@@ -204,7 +205,8 @@ at::Tensor Synchroniser::Impl::gather(const OuterBucket& bucket, const at::Tenso
       at::empty({bucket.length()}, at::device(bucket.device).dtype(bucket.dtype));
   const at::Tensor place = whole.narrow(0, bucket.begin, bucket.end - bucket.begin);
   place.copy_(own);
-  comm::all_gather(nodes.inside(), whole, place, "synchronised parameters", bucket.bounds).wait();
+  comm::all_gather(nodes.intra_node(), whole, place, "synchronised parameters", bucket.bounds)
+      .wait();
   return whole;
 }
 
@@ -248,7 +250,8 @@ void Synchroniser::Impl::average(const std::vector<at::Tensor>& masters) {
     gossip->flush(values);
   }
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    PendingAverage pending(nodes.between(), values[b], WireFormat::kFloat32, {}, "final average");
+    PendingAverage pending(nodes.inter_node(), values[b], WireFormat::kFloat32, {},
+                           "final average");
     unpack(buckets_[b], parameters, masters, gather(buckets_[b], pending.wait()), 0);
   }
 }
@@ -262,9 +265,9 @@ void Synchroniser::Impl::average_buffers(const std::vector<at::Tensor>& buffers)
   if (numel == 0 || nodes.count() == 1) {
     return;
   }
-  const int64_t part = (numel + nodes.inside().size() - 1) / nodes.inside().size();
+  const int64_t part = (numel + nodes.intra_node().size() - 1) / nodes.intra_node().size();
   const at::Tensor flat =
-      at::zeros({part * nodes.inside().size()}, buffers[0].options().dtype(at::kFloat));
+      at::zeros({part * nodes.intra_node().size()}, buffers[0].options().dtype(at::kFloat));
   const auto for_each_place = [&](auto&& function) {
     int64_t offset = 0;
     for (const at::Tensor& buffer : buffers) {
@@ -273,9 +276,9 @@ void Synchroniser::Impl::average_buffers(const std::vector<at::Tensor>& buffers)
     }
   };
   for_each_place([](const at::Tensor& buffer, const at::Tensor& place) { place.copy_(buffer); });
-  const at::Tensor own = flat.narrow(0, part * nodes.inside().rank(), part);
-  comm::all_reduce(nodes.between(), own, comm::ReduceOp::kAvg, "buffers").wait();
-  comm::all_gather(nodes.inside(), flat, own, "buffers").wait();
+  const at::Tensor own = flat.narrow(0, part * nodes.intra_node().rank(), part);
+  comm::all_reduce(nodes.inter_node(), own, comm::ReduceOp::kAvg, "buffers").wait();
+  comm::all_gather(nodes.intra_node(), flat, own, "buffers").wait();
   for_each_place([](const at::Tensor& buffer, const at::Tensor& place) { buffer.copy_(place); });
 }
 
@@ -303,8 +306,8 @@ double Synchroniser::arriving_push_sum_weight() const {
 }
 OuterReport Synchroniser::report() const {
   OuterReport report = impl_->report;
-  report.inside_bytes = impl_->nodes.inside().traffic().sent_bytes;
-  report.between_bytes = impl_->nodes.between().traffic().sent_bytes;
+  report.intra_node_bytes = impl_->nodes.intra_node().traffic().sent_bytes;
+  report.inter_node_bytes = impl_->nodes.inter_node().traffic().sent_bytes;
   return report;
 }
 OuterState Synchroniser::state() const { return impl_->state(); }

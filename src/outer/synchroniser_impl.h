@@ -1,5 +1,5 @@
 #pragma once
-// The inside of a Synchroniser.
+// What a Synchroniser is made of.
 
 #include "layout.h"
 #include "push_sum.h"

@@ -40,26 +40,26 @@ at::Tensor decode_int8(const at::Tensor& message, int64_t length) {
       .narrow(0, 0, length);
 }
 
-PendingAverage::PendingAverage(const comm::Group& between, const at::Tensor& values,
+PendingAverage::PendingAverage(const comm::Group& inter_node, const at::Tensor& values,
                                WireFormat format, const at::Tensor& error, const std::string& label)
     : format_(format), options_(values.options()), length_(values.numel()) {
-  if (between.size() == 1 || format == WireFormat::kFloat32) {
+  if (inter_node.size() == 1 || format == WireFormat::kFloat32) {
     format_ = WireFormat::kFloat32;
     sent_ = values.clone();
-    work_ = comm::all_reduce(between, sent_, comm::ReduceOp::kAvg, label);
+    work_ = comm::all_reduce(inter_node, sent_, comm::ReduceOp::kAvg, label);
     return;
   }
   error.add_(values);
   if (format == WireFormat::kBFloat16) {
     sent_ = error.to(at::kBFloat16);
     error.sub_(sent_);
-    work_ = comm::all_reduce(between, sent_, comm::ReduceOp::kAvg, label);
+    work_ = comm::all_reduce(inter_node, sent_, comm::ReduceOp::kAvg, label);
     return;
   }
   sent_ = encode_int8(error);
   error.sub_(decode_int8(sent_, length_));
-  messages_ = at::empty({between.size(), sent_.numel()}, sent_.options());
-  work_ = comm::all_gather(between, messages_, sent_, label);
+  messages_ = at::empty({inter_node.size(), sent_.numel()}, sent_.options());
+  work_ = comm::all_gather(inter_node, messages_, sent_, label);
 }
 
 const at::Tensor& PendingAverage::wait() {

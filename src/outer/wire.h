@@ -18,7 +18,7 @@ class PendingAverage {
 
   /// Starts one. In narrow formats `error`, what earlier messages left out, is added to the values,
   /// and becomes what this one leaves out. Does not block; `values` may be changed afterwards.
-  PendingAverage(const comm::Group& between, const at::Tensor& values, WireFormat format,
+  PendingAverage(const comm::Group& inter_node, const at::Tensor& values, WireFormat format,
                  const at::Tensor& error, const std::string& label);
 
   /// Blocks until it has come. The same on all nodes, bit for bit.

@@ -72,7 +72,7 @@ int64_t Activations::cross(int64_t to, const std::vector<at::Tensor>& values) {
 }
 
 int64_t Activations::send(Slice& slice, const std::vector<at::Tensor>& kept) {
-  const Moment computed(current_stream(device_), false);
+  const Event computed(current_stream(device_), false);
   computed.hold(out_.stream());
   std::vector<c10::DataPtr> memory;
   int64_t sent = 0;
@@ -92,7 +92,7 @@ int64_t Activations::send(Slice& slice, const std::vector<at::Tensor>& kept) {
       sent += bytes;
     }
   });
-  leaving_.emplace_back(std::move(memory), Moment(out_.stream(), false));
+  leaving_.emplace_back(std::move(memory), Event(out_.stream(), false));
   while (leaving_.size() > kLeavingSlices) {
     leaving_.front().second.wait();
     leaving_.pop_front();
@@ -110,14 +110,14 @@ int64_t Activations::start_filling(int64_t number) {
     const int64_t own = value.host->size();
     const at::Tensor fresh = at::empty({own}, at::device(device_).dtype(at::kByte));
     // The memory may be what kernels that are still to run work on.
-    Moment(current_stream(device_), false).hold(in_.stream());
+    Event(current_stream(device_), false).hold(in_.stream());
     in_.run([&] { fresh.narrow(0, 0, own).copy_(value.host->bytes(0, own), true); });
     value.storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
         std::move(fresh.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
     bytes += own;
   }
   if (bytes > 0) {
-    slice.filled = Moment(in_.stream(), false);
+    slice.filled = Event(in_.stream(), false);
   }
   return bytes;
 }

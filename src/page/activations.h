@@ -42,7 +42,7 @@ class Activations {
   };
   struct Slice {
     std::vector<Value> values;
-    Moment filled;
+    Event filled;
   };
 
   int64_t send(Slice& slice, const std::vector<at::Tensor>& kept);
@@ -58,7 +58,7 @@ class Activations {
   /// Memory that copies still read. Note [Running ahead]: it is freed when they are done, and the
   /// calling thread waits for those of the slice before last, or it would run far ahead of the
   /// device and have memory for all values at once.
-  std::deque<std::pair<std::vector<c10::DataPtr>, Moment>> leaving_;
+  std::deque<std::pair<std::vector<c10::DataPtr>, Event>> leaving_;
   std::vector<std::shared_ptr<HostMemory>> spare_;
   int64_t host_bytes_ = 0;
 };

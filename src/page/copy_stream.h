@@ -18,11 +18,11 @@ namespace fairshard::page {
 using Clock = std::chrono::steady_clock;
 
 /// A point in a stream's work that others can wait for, and a time on the CPU.
-class Moment {
+class Event {
  public:
-  Moment() = default;
-  /// After what the stream has been given up to now. `is_timed` moments can be subtracted.
-  Moment(const c10::Stream& stream, bool is_timed) : time_(Clock::now()) {
+  Event() = default;
+  /// After what the stream has been given up to now. `is_timed` events can be subtracted.
+  Event(const c10::Stream& stream, bool is_timed) : time_(Clock::now()) {
     if (!stream.device().is_cpu()) {
       event_ = std::make_shared<c10::Event>(
           stream.device_type(),
@@ -31,7 +31,7 @@ class Moment {
     }
   }
 
-  /// The stream does nothing more before this moment.
+  /// The stream does nothing more before this event.
   void hold(const c10::Stream& stream) const {
     if (event_) {
       event_->block(stream);
@@ -50,7 +50,7 @@ class Moment {
     }
   }
   /// Both must be timed and over.
-  double seconds_since(const Moment& earlier) const {
+  double seconds_since(const Event& earlier) const {
     if (event_) {
       return earlier.event_->elapsedTime(*event_) / 1000;
     }

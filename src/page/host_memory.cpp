@@ -76,7 +76,7 @@ std::shared_ptr<HostMemory> HostMemory::in_ram(int64_t bytes, bool pin) {
                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
   TORCH_CHECK(data != MAP_FAILED, "offloading asked for ", in_gib(bytes), " (", bytes,
-              " bytes) of host memory, and ", in_gib(available), " are there: ", kRemedies);
+              " bytes) of host memory, and ", in_gib(available), " are available: ", kRemedies);
   madvise(data, bytes, MADV_HUGEPAGE);
   std::shared_ptr<HostMemory> memory(new HostMemory(static_cast<char*>(data), bytes));
   if (pin) {
@@ -103,7 +103,7 @@ void HostMemory::pin() {
   const std::string error = register_host_memory(data_, size_);
   TORCH_CHECK(error.empty(), "offloading asked for ", in_gib(size_), " (", size_,
               " bytes) of page-locked host memory: ", error, ". ", in_gib(available_host_bytes()),
-              " are there, `ulimit -l` may allow less: ", kRemedies);
+              " are available, `ulimit -l` may allow less: ", kRemedies);
   is_pinned_ = true;
 }
 

@@ -254,8 +254,8 @@ class OptimizerWorker::Threads {
   std::unordered_map<const c10::TensorImpl*, Plan> plans_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  /// Slices whose gradients come; of those, whether one is being shared out; the chunks of slices
-  /// by turns; and all slices that are not yet done.
+  /// Slices whose gradients come; of those, whether one is being split into chunks; the chunks of
+  /// slices by turns; and all slices that are not yet done.
   std::deque<size_t> arrived_;
   bool is_taking_ = false;
   std::map<size_t, std::deque<Chunk>> chunks_;

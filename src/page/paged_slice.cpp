@@ -184,7 +184,7 @@ int64_t PagedSlice::send_gradients(const at::Tensor& slot) {
   return sent;
 }
 
-void PagedSlice::deliver_gradients() {
+void PagedSlice::publish_gradients() {
   const at::NoGradGuard no_grad;
   for (PagedParameter& paged : parameters_) {
     at::Tensor& gradient = paged.parameter.mutable_grad();

@@ -81,7 +81,7 @@ class PagedSlice {
   /// Copies what was packed to the host, on the current stream. Returns the bytes.
   int64_t send_gradients(const at::Tensor& slot);
   /// The gradients have arrived: they become those of the parameters, or are added to them.
-  void deliver_gradients();
+  void publish_gradients();
   /// As if this backward had not been.
   void restore_gradients();
 

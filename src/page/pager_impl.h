@@ -16,7 +16,7 @@ struct Pager::Slot {
   at::Tensor memory;
   int64_t slice = kNone;
   /// From here on the memory may be written to.
-  Moment free;
+  Event free;
 };
 
 struct Pager::Streams {
@@ -28,11 +28,11 @@ struct Pager::Streams {
   /// If they go to the host.
   std::unique_ptr<Activations> activations;
   /// Of each slice: when its weights, and its gradients, have arrived.
-  std::vector<Moment> filled;
-  std::vector<Moment> arrived;
-  Moment last_fill;
-  Moment entered;
-  std::vector<std::pair<Moment, Moment>> waits;
+  std::vector<Event> filled;
+  std::vector<Event> arrived;
+  Event last_fill;
+  Event entered;
+  std::vector<std::pair<Event, Event>> waits;
 };
 
 }  // namespace fairshard::page

@@ -11,14 +11,14 @@ namespace fairshard::page {
 
 at::Device checked_device(at::Device device) {
   TORCH_CHECK_VALUE(c10::impl::hasDeviceGuardImpl(device.type()), "device ", device,
-                    " is not there: this torch has no support for it");
+                    " is not available: this torch has no support for it");
   if (device.is_cpu()) {
     return at::kCPU;
   }
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
   const int count = static_cast<unsigned char>(guard->deviceCount());
   TORCH_CHECK_VALUE(count > 0 && device.index() < count, "device ", device,
-                    " is not there: ", count, " of its kind can be used");
+                    " is not available: ", count, " of its kind can be used");
   return device.has_index() ? device : guard->getDevice();
 }
 

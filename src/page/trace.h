@@ -14,14 +14,14 @@ class Trace {
  public:
   Trace(const c10::Stream& stream, bool is_on) : is_on_(is_on) {
     if (is_on) {
-      start_ = Moment(stream, true);
+      start_ = Event(stream, true);
       start_.wait();
       start_time_ = Clock::now();
     }
   }
 
   /// Of the device.
-  void add(const char* track, size_t slice, const Moment& start, const Moment& end) {
+  void add(const char* track, size_t slice, const Event& start, const Event& end) {
     if (is_on_) {
       const std::lock_guard lock(mutex_);
       open_.push_back({track, slice, start, end});
@@ -52,8 +52,8 @@ class Trace {
   struct Open {
     const char* track;
     size_t slice;
-    Moment start;
-    Moment end;
+    Event start;
+    Event end;
   };
 
   double seconds(Clock::time_point time) const {
@@ -61,7 +61,7 @@ class Trace {
   }
 
   bool is_on_;
-  Moment start_;
+  Event start_;
   Clock::time_point start_time_;
   std::mutex mutex_;
   std::vector<Open> open_;

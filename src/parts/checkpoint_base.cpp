@@ -25,8 +25,8 @@ void CheckpointBase::add_part(const std::string& name, std::shared_ptr<Checkpoin
 }
 
 void CheckpointBase::set_nodes(const outer::Nodes& nodes) {
-  rank_ = nodes.inside().rank();
-  ranks_ = nodes.inside().size();
+  rank_ = nodes.intra_node().rank();
+  ranks_ = nodes.intra_node().size();
   prefix_ = store::node_prefix(nodes.number());
 }
 

@@ -1,12 +1,10 @@
+#include "square_norm.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/scale/gain_meter.h>
 #include <fairshard/scale/scaled_backward.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/dot.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -19,38 +17,6 @@
 
 namespace fairshard::scale {
 namespace {
-
-at::Tensor square_norm(const at::Tensor& tensor) {
-  at::Tensor values = tensor.is_sparse() ? tensor.coalesce().values() : tensor;
-  values = values.is_complex() ? at::view_as_real(values.resolve_conj()) : values;
-  const bool is_wide = c10::elementSize(values.scalar_type()) >= sizeof(float);
-  if (values.is_cpu() && is_wide && values.is_contiguous()) {
-    const at::Tensor flat = values.view(-1);  // by far the fastest there
-    return at::dot(flat, flat);
-  }
-  const auto dtype = is_wide ? values.scalar_type() : at::kFloat;
-  return at::linalg_vector_norm(values, 2, std::nullopt, false, dtype).square();
-}
-
-/// There may be thousands of them, so that each costs as little as it can: they are added up all at
-/// once. Undefined if there are none.
-at::Tensor total(const std::vector<at::Tensor>& values) {
-  if (values.empty()) {
-    return {};
-  }
-  std::vector<at::Tensor> together;
-  together.reserve(values.size());
-  for (const auto& value : values) {
-    together.push_back(value.to(values[0].device()));
-  }
-  return at::stack(together).sum(at::kDouble);
-}
-
-void add(at::Tensor& sum, const at::Tensor& value) {
-  if (value.defined()) {
-    sum = sum.defined() ? sum + value : value;
-  }
-}
 
 int64_t size_of(const std::optional<comm::Group>& group) { return group ? group->size() : 1; }
 
@@ -280,16 +246,6 @@ class GainMeter::Hooks : public std::enable_shared_from_this<Hooks> {
       }
     }
     return result;
-  }
-
-  static at::Tensor joined(const std::vector<at::Tensor>& values, at::Device device) {
-    const auto options = at::TensorOptions(at::kDouble).device(device);
-    std::vector<at::Tensor> result;
-    result.reserve(values.size());
-    for (const auto& value : values) {
-      result.push_back(value.defined() ? value.to(device) : at::zeros({}, options));
-    }
-    return at::stack(result);
   }
 
   mutable std::mutex mutex_;

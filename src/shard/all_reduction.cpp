@@ -38,13 +38,6 @@ void AllReduction::finish() {
   }
 }
 
-void AllReduction::reset() {
-  if (!started_.empty()) {
-    memory_.clear();  // a backward was broken off: what it has started may still write there
-  }
-  started_.clear();
-}
-
 void AllReduction::publish(PendingBucket& bucket) {
   const auto& slots = bucket.layout(context()).slots;
   for (size_t i = 0; i < slots.size(); ++i) {

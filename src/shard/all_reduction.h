@@ -20,7 +20,12 @@ class AllReduction : public Reduction {
   void start(PendingBucket& bucket) override;
   void finish() override;
   void publish(PendingBucket& bucket) override;
-  void reset() override;
+  void reset() override {
+    if (!started_.empty()) {
+      memory_.clear();  // collectives of a backward that was broken off still write to it
+    }
+    started_.clear();
+  }
 
  private:
   struct Started {

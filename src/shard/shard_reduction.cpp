@@ -45,6 +45,12 @@ void wait_for(const BackwardContext& context, ShardArrival& arrival) {
   }
 }
 
+void forget(const BackwardContext& context, const ShardArrival& arrival) {
+  if (!arrival.addend.defined()) {
+    arrival.bucket->group_of(context).gradients().drop(arrival.bucket->bucket);
+  }
+}
+
 void ShardReduction::allocate(PendingBucket& bucket) {
   while (started_.size() >= buckets_in_flight(context(), bucket)) {
     finish_oldest();

@@ -21,6 +21,8 @@ struct ShardArrival {
 ShardArrival start_reduce_scatter(const BackwardContext& context, PendingBucket& bucket);
 /// Returns when it has arrived.
 void wait_for(const BackwardContext& context, ShardArrival& arrival);
+/// Of a backward that was broken off: leaves the collective the memory that it still writes to.
+void forget(const BackwardContext& context, const ShardArrival& arrival);
 
 /// Reduce-scatters. A few buckets are under way, and their memory is used again for the next.
 class ShardReduction : public Reduction {
@@ -33,7 +35,12 @@ class ShardReduction : public Reduction {
   void start(PendingBucket& bucket) override;
   void finish() override;
   void publish(PendingBucket& bucket) override;
-  void reset() override { started_.clear(); }
+  void reset() override {
+    for (const ShardArrival& arrival : started_) {
+      forget(context(), arrival);
+    }
+    started_.clear();
+  }
 
  private:
   void finish_oldest();

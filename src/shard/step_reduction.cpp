@@ -75,6 +75,9 @@ void StepReduction::publish(PendingBucket& bucket) {
 }
 
 void StepReduction::reset() {
+  for (const Started& started : started_) {
+    forget(context(), started.arrival);
+  }
   started_.clear();
   pool_.clear();  // the next forward needs the memory
 }

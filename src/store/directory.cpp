@@ -55,7 +55,7 @@ std::string fault_of(const std::string& directory) {
       const int64_t length = file_length(path);
       if (length != file.bytes) {
         return length < 0
-                   ? path + (is_there(path) ? ": it is no regular file" : ": it is not there")
+                   ? path + (is_there(path) ? ": it is no regular file" : ": it does not exist")
                    : c10::str(path, ": it has ", length, " bytes, but the manifest says ",
                               file.bytes);
       }

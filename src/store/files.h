@@ -43,7 +43,7 @@ void make_directories(const std::string& path);
 void make_directory(const std::string& path);
 /// Names of what is in it, sorted; nothing if it is not there.
 std::vector<std::string> list_directory(const std::string& path);
-/// Brings names that were added or changed to the disk.
+/// Flushes names that were added or changed to disk.
 void sync_directory(const std::string& path);
 /// With everything in it; links, be it to the folder itself, are removed, not followed. Says
 /// nothing if it is not there.

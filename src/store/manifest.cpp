@@ -76,7 +76,7 @@ void check_entry(const StoredEntry& entry, size_t files, const std::string& what
                       range.checksums.size(), " checksums for ", blocks, " blocks");
   }
   TORCH_CHECK_VALUE(end == numel && !entry.ranges.empty(), what, ": only ", end, " of ", numel,
-                    " elements are there");
+                    " elements are in it");
 }
 
 std::string to_hex(uint64_t number) {

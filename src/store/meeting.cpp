@@ -80,13 +80,13 @@ void Meeting::wait_until(IsDone is_done, Awaited awaited) {
   }
 }
 
-void Meeting::report(const std::string& topic, const std::string& text) {
+void Meeting::send(const std::string& topic, const std::string& text) {
   if (rank_ != 0) {
     post(key_of(topic, rank_), kGood, text);
   }
 }
 
-void Meeting::report_error(const std::string& topic, const std::string& reason) {
+void Meeting::send_error(const std::string& topic, const std::string& reason) {
   if (rank_ != 0) {
     post(key_of(topic, rank_), kError, reason);
   }
@@ -120,47 +120,49 @@ std::vector<std::string> Meeting::gather(const std::string& topic) {
   return texts;
 }
 
-void Meeting::tell(const std::string& topic, const std::string& text) {
+void Meeting::broadcast(const std::string& topic, const std::string& text) {
   if (ranks_ > 1) {
     post(topic, kGood, text);
   }
 }
 
-void Meeting::tell_error(const std::string& topic, const std::string& reason) {
+void Meeting::broadcast_error(const std::string& topic, const std::string& reason) {
   if (ranks_ > 1) {
     post(topic, kError, reason);
   }
 }
 
-std::string Meeting::hear(const std::string& topic) {
+std::string Meeting::recv(const std::string& topic) {
   if (rank_ == 0) {
     return "";
   }
-  wait_until([&] { return store_->check({topic}); }, [] { return "rank 0, which said nothing"; });
+  wait_until([&] { return store_->check({topic}); }, [] { return "rank 0, which sent nothing"; });
   return take(topic, 0);
 }
 
 void Meeting::agree() {
-  report("agreed", "");
+  send("agreed", "");
   if (rank_ == 0) {
     try {
       gather("agreed");
     } catch (const std::exception& error) {
-      tell_error("all", comm::reason_of(error));
+      broadcast_error("all", comm::reason_of(error));
       throw;
     }
-    tell("all");
+    broadcast("all");
   }
-  hear("all");
+  recv("all");
 }
 
 void Meeting::object(const std::string& reason) {
-  report_error("agreed", reason);
+  send_error("agreed", reason);
   if (rank_ == 0) {
-    tell_error("all", reason);
+    broadcast_error("all", reason);
   }
 }
 
-bool Meeting::has_told(const std::string& topic) { return ranks_ > 1 && store_->check({topic}); }
+bool Meeting::has_broadcast(const std::string& topic) {
+  return ranks_ > 1 && store_->check({topic});
+}
 
 }  // namespace fairshard::store

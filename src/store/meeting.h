@@ -1,5 +1,5 @@
 #pragma once
-// How the ranks of a save speak to each other: by keys in the group's store.
+// Messages between the ranks of a save: keys in the group's store.
 //
 // Note [Saving beside training]: a save may run on a thread of its own while training goes on, so
 // it must not use the group's collectives, which need one order on all ranks. Nor may it block in
@@ -20,7 +20,7 @@ class Store;
 
 namespace fairshard::store {
 
-/// How long the ranks of a meeting wait for each other.
+/// How long ranks wait for each other.
 struct Patience {
   /// At most.
   std::chrono::milliseconds timeout;
@@ -40,19 +40,19 @@ class Meeting {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  /// To rank 0, for gather().
-  void report(const std::string& topic, const std::string& text);
-  void report_error(const std::string& topic, const std::string& reason);
-  /// On rank 0: every rank's report. Throws as soon as one of them is an error.
+  /// To rank 0, which gets it by gather(). On rank 0: nothing.
+  void send(const std::string& topic, const std::string& text);
+  void send_error(const std::string& topic, const std::string& reason);
+  /// On rank 0: what every rank has sent. Throws as soon as one of them is an error.
   std::vector<std::string> gather(const std::string& topic);
 
-  /// From rank 0 to all, for hear().
-  void tell(const std::string& topic, const std::string& text = "");
-  void tell_error(const std::string& topic, const std::string& reason);
-  /// What rank 0 has told, which is waited for. Throws if it told an error. On rank 0: nothing.
-  std::string hear(const std::string& topic);
-  /// Whether rank 0 has told already.
-  bool has_told(const std::string& topic);
+  /// From rank 0 to all others, which get it by recv().
+  void broadcast(const std::string& topic, const std::string& text = "");
+  void broadcast_error(const std::string& topic, const std::string& reason);
+  /// Waits for what rank 0 broadcasts. Throws if that is an error. On rank 0: nothing.
+  std::string recv(const std::string& topic);
+  /// Whether rank 0 has done so already.
+  bool has_broadcast(const std::string& topic);
 
   /// Returns when all ranks have agreed; throws if one has objected. Topics are "agreed" and "all".
   void agree();

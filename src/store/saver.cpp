@@ -21,24 +21,24 @@ namespace {
 
 void write_together(const Staging& staging, int64_t step, const State& state, Meeting& meeting) {
   const std::string file = shard_name(meeting.rank(), meeting.ranks());
-  meeting.hear("begin");
+  meeting.recv("begin");
   std::string share;
   try {
     share = write_share(state, staging.path() + "/" + file);
   } catch (const std::exception& error) {
-    if (meeting.rank() != 0 && meeting.has_told("end")) {
-      meeting.hear("end");  // the first failure, of which this is a consequence
+    if (meeting.rank() != 0 && meeting.has_broadcast("end")) {
+      meeting.recv("end");  // the first failure, of which this is a consequence
     }
-    meeting.report_error("share", comm::reason_of(error));
+    meeting.send_error("share", comm::reason_of(error));
     throw;
   }
-  meeting.report("share", share);
+  meeting.send("share", share);
   if (meeting.rank() == 0) {
     auto shares = meeting.gather("share");
     shares[0] = std::move(share);
     staging.publish(merge_shares(shares, step));
   }
-  meeting.hear("end");
+  meeting.recv("end");
 }
 
 /// Rank 0 leads: it makes the temporary folder and publishes it; what it meets is told to all.
@@ -48,12 +48,12 @@ void save_as_leader(const std::string& root, int64_t step, const State& state, i
   const char* topic = "begin";
   try {
     staging.make();
-    meeting.tell(topic);
+    meeting.broadcast(topic);
     topic = "end";
     write_together(staging, step, state, meeting);
-    meeting.tell(topic);
+    meeting.broadcast(topic);
   } catch (const std::exception& error) {
-    meeting.tell_error(topic, comm::reason_of(error));
+    meeting.broadcast_error(topic, comm::reason_of(error));
     staging.discard();
     throw;
   }
@@ -140,12 +140,12 @@ class Saver::Work {
       try {
         found = latest_checkpoint(root_).value_or("");
       } catch (const std::exception& error) {
-        meeting.tell_error("latest", comm::reason_of(error));
+        meeting.broadcast_error("latest", comm::reason_of(error));
         throw;
       }
-      meeting.tell("latest", found);
+      meeting.broadcast("latest", found);
     } else {
-      found = meeting.hear("latest");
+      found = meeting.recv("latest");
     }
     return found.empty() ? std::nullopt : std::optional(found);
   }
@@ -179,7 +179,7 @@ class Saver::Work {
     try {
       claim();
     } catch (const std::exception& error) {
-      meeting.tell_error("begin", comm::reason_of(error));
+      meeting.broadcast_error("begin", comm::reason_of(error));
       throw;
     }
   }

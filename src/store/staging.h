@@ -20,7 +20,7 @@ class Staging {
   const std::string& path() const { return path_; }
   /// Makes it, and removes what earlier attempts have left behind.
   void make() const;
-  /// Writes the manifest, brings everything to the disk and gives the folder its name. From here on
+  /// Writes the manifest, flushes everything to disk and gives the folder its name. From here on
   /// it is the newest checkpoint. One of the same step is replaced.
   void publish(const Manifest& manifest) const;
   /// How much the ranks have written so far.

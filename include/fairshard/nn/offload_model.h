@@ -2,7 +2,7 @@
 // OffloadModel: trains a model that does not fit on the device. Its weights and their gradients are
 // in host memory; the device has those of a few slices at a time.
 
-#include <fairshard/nn/any_module.h>
+#include <fairshard/module/any_module.h>
 #include <fairshard/page/optimizer_worker.h>
 #include <fairshard/page/pager.h>
 

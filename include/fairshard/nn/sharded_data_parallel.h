@@ -3,7 +3,7 @@
 // backward.
 
 #include <fairshard/comm/group.h>
-#include <fairshard/nn/any_module.h>
+#include <fairshard/module/any_module.h>
 #include <fairshard/optim/oss.h>
 #include <fairshard/shard/data_parallel_engine.h>
 

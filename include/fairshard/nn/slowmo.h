@@ -1,7 +1,7 @@
 #pragma once
 // SlowMoDistributedDataParallel: data parallelism that synchronises nodes rarely.
 
-#include <fairshard/nn/any_module.h>
+#include <fairshard/module/any_module.h>
 #include <fairshard/nn/sharded_data_parallel.h>
 #include <fairshard/outer/slow_loop.h>
 

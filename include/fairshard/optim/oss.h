@@ -2,7 +2,7 @@
 // OSS: an optimizer whose state is sharded over ranks.
 
 #include <fairshard/comm/group.h>
-#include <fairshard/nn/any_module.h>
+#include <fairshard/module/any_module.h>
 #include <fairshard/optim/element_wise.h>
 #include <fairshard/shard/sharded_step.h>
 

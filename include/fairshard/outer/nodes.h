@@ -7,8 +7,8 @@
 namespace fairshard::outer {
 
 /// The ranks of a run as nodes of equal size: rank r is on node r / ranks_per_node. What goes
-/// between nodes is divided among the ranks of a node: each speaks with those ranks of other nodes
-/// that have its place there, about its own range of every buffer. So nothing crosses twice.
+/// between nodes is divided among the ranks of a node: each exchanges its own range of every buffer
+/// with the ranks that have its place on other nodes. So nothing crosses twice.
 class Nodes {
  public:
   /// Collective over `world`; blocks until the groups are made.
@@ -16,17 +16,19 @@ class Nodes {
 
   /// With groups that were made elsewhere: the ranks of this node, and the ranks that have this
   /// rank's place on each node, both in ascending order. Local.
-  Nodes(comm::Group inside, comm::Group between);
+  Nodes(comm::Group intra_node, comm::Group inter_node);
 
-  const comm::Group& inside() const { return inside_; }
-  const comm::Group& between() const { return between_; }
+  /// The ranks of this node.
+  const comm::Group& intra_node() const { return intra_node_; }
+  /// The ranks that have this rank's place on each node.
+  const comm::Group& inter_node() const { return inter_node_; }
 
-  int count() const { return between_.size(); }
-  int number() const { return between_.rank(); }
+  int count() const { return inter_node_.size(); }
+  int number() const { return inter_node_.rank(); }
 
  private:
-  comm::Group inside_;
-  comm::Group between_;
+  comm::Group intra_node_;
+  comm::Group inter_node_;
 };
 
 /// Throws c10::ValueError unless so many ranks make whole nodes.

@@ -36,10 +36,10 @@ struct OuterReport {
   int64_t calls = 0;
   int64_t averages = 0;
   int64_t slow_steps = 0;
-  uint64_t inside_bytes = 0;
-  uint64_t between_bytes = 0;
-  double inside_bytes_per_call() const { return calls ? double(inside_bytes) / calls : 0; }
-  double between_bytes_per_call() const { return calls ? double(between_bytes) / calls : 0; }
+  uint64_t intra_node_bytes = 0;
+  uint64_t inter_node_bytes = 0;
+  double intra_node_bytes_per_call() const { return calls ? double(intra_node_bytes) / calls : 0; }
+  double inter_node_bytes_per_call() const { return calls ? double(inter_node_bytes) / calls : 0; }
 };
 
 /// Everything that a resumed run needs, as this rank has it.

@@ -127,8 +127,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void fill(size_t slice);
   void prefetch(int64_t slice);
   int64_t choose_slot(int64_t wanted, bool must) const;
-  int64_t slices_until(int64_t held, int64_t wanted) const;
-  void deliver(size_t slice);
+  void publish(size_t slice);
   void collect_waits();
   PagedSlice& common() { return *slices_.back(); }
 

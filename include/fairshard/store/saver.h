@@ -31,7 +31,7 @@ struct SaverOptions {
 /// Saves to folders of `root`, which all ranks see. Ranks speak through the group's store and use
 /// none of its collectives, so that training may go on meanwhile.
 ///
-/// A checkpoint is written under a temporary name, brought to the disk and renamed in one step:
+/// A checkpoint is written under a temporary name, flushed to disk and renamed in one step:
 /// whatever fails, those before it stay, and an incomplete one is never taken for a checkpoint.
 /// A rank that fails ends the save on all ranks with its reason; one that dies, after the timeout.
 ///

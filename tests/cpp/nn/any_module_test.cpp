@@ -4,7 +4,7 @@
 #include "support/temporary_directory.h"
 #include <fairshard/checkpoint.h>
 #include <fairshard/comm.h>
-#include <fairshard/nn/any_module.h>
+#include <fairshard/module/any_module.h>
 #include <fairshard/nn/offload_model.h>
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/fused.h>

@@ -90,7 +90,7 @@ TEST(SlowMo, RanksOfANodeStayTheSameBitForBit) {
       Trainer trainer(group, 2, options);
       for (int step = 0; step < 13; ++step) {
         trainer.step(step);
-        require_same_on_all(trainer.parallel.synchroniser().nodes().inside(), trainer.values());
+        require_same_on_all(trainer.parallel.synchroniser().nodes().intra_node(), trainer.values());
       }
       comm::barrier(group);  // messages that are still under way need their peers
     });
@@ -127,9 +127,9 @@ TEST(SlowMo, BytesBetweenNodesAreSpreadOverRanksAndOnlyAtSynchronisations) {
       parameters += value.numel();
     }
     for (int call = 1; call <= 8; ++call) {
-      const auto before = trainer.parallel.report().between_bytes;
+      const auto before = trainer.parallel.report().inter_node_bytes;
       trainer.step(call);
-      const auto sent = static_cast<double>(trainer.parallel.report().between_bytes - before);
+      const auto sent = static_cast<double>(trainer.parallel.report().inter_node_bytes - before);
       // An all-reduce of half of the parameters between two ranks: at most once that half.
       const double expected = call % 2 == 0 ? 4.0 * static_cast<double>(parameters) / 2 : 0;
       TORCH_CHECK(sent >= expected && sent <= 1.5 * expected, "call ", call, " has sent ", sent,
@@ -311,7 +311,7 @@ TEST(SlowMo, Int8SendsAQuarterOfTheBytes) {
       outer::StepInput step;
       step.learning_rates = {0.1};
       synchroniser.step(step);
-      sent[is_narrow] = synchroniser.report().between_bytes;
+      sent[is_narrow] = synchroniser.report().inter_node_bytes;
     }
     const double ratio = static_cast<double>(sent[0]) / static_cast<double>(sent[1]);
     TORCH_CHECK(ratio > 3.8 && ratio <= 4, "ratio ", ratio);
@@ -428,14 +428,14 @@ TEST(SlowMo, FrozenParametersCostNothingUntilTheyAreUnfrozen) {
     Parallel parallel(group, model, 1, SlowMoOptions().outer(kSlowMo));
     torch::optim::SGD optimizer(model->parameters(), SGDOptions(0.05));
     const auto sent_in_two_calls = [&] {
-      const auto before = parallel.report().between_bytes;
+      const auto before = parallel.report().inter_node_bytes;
       for (int call = 0; call < 2; ++call) {
         parallel.zero_grad();
         loss_of(parallel.forward(at::full({2, 100}, 0.1 * group.rank()))).backward();
         optimizer.step();
         parallel.perform_slowmo(optimizer);
       }
-      return parallel.report().between_bytes - before;
+      return parallel.report().inter_node_bytes - before;
     };
     TORCH_CHECK(sent_in_two_calls() < 4 * 400, "frozen parameters were sent");
     first->weight.requires_grad_(true);
@@ -453,7 +453,7 @@ TEST(SlowMo, AddedParametersAreTakenUp) {
       trainer.optimizer.param_groups()[0].params() = trainer.model->parameters();
       trainer.steps(5, 16);
       const auto& nodes = trainer.parallel.synchroniser().nodes();
-      require_same_on_all(nodes.inside(), trainer.values());
+      require_same_on_all(nodes.intra_node(), trainer.values());
       TORCH_CHECK(trainer.parallel.synchroniser().parameters().size() == 8, "not taken up");
       if (!trainer.parallel.synchroniser().options().overlap_gossip()) {
         require_same_on_all(group, trainer.values());  // call 16 is a slow step

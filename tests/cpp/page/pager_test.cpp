@@ -171,13 +171,14 @@ TEST(Pager, BadInputIsNamed) {
   test::expect_error(make(PagerOptions().host_budget_bytes(0).spill_dir("/nowhere")),
                      {"'/nowhere'", "No such file"});
   test::expect_error(make(PagerOptions().prefetch(-1)), {"prefetch is -1"});
-  test::expect_error(make(PagerOptions().device(at::Device("cuda:99"))), {"cuda:99 is not there"});
+  test::expect_error(make(PagerOptions().device(at::Device("cuda:99"))),
+                     {"cuda:99 is not available"});
 }
 
 TEST(HostMemory, SaysHowMuchWasAskedForAndWhatHelps) {
   const int64_t much = int64_t{1} << 50;
   test::expect_error([&] { HostMemory::in_ram(much, false); },
-                     {"1048576.00 GiB", "are there", "param_dtype", "spill_dir"});
+                     {"1048576.00 GiB", "are available", "param_dtype", "spill_dir"});
   test::expect_error([&] { HostMemory::in_file(much, testing::TempDir()); },
                      {"spill_dir", "no room for 1048576.00 GiB"});
 }

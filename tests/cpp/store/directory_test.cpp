@@ -79,7 +79,7 @@ TEST(UnusableDirectory, IfNoneCanBeUsedThatIsRefusedWithReasons) {
       {root, "none of them can be used", folder_of(root, 1) + "/manifest.json: version 99",
        folder_of(root, 2) + "/" + shard_name(0, 1) + ": it has 100 bytes, but the manifest says",
        folder_of(root, 3) + "/manifest.json: No such file",
-       folder_of(root, 4) + "/" + shard_name(0, 1) + ": it is not there"});
+       folder_of(root, 4) + "/" + shard_name(0, 1) + ": it does not exist"});
   expect_error([&] { Saver(std::nullopt, root).latest(); }, {"none of them can be used"});
   EXPECT_EQ(list_checkpoints(root), std::vector<int64_t>());
 }

@@ -60,7 +60,7 @@ def with_line(name, line):
     [
         ("src/shard/clip.cpp", "#include <fairshard/optim/oss.h>", ("shard/", "optim/")),
         ("src/comm/work.cpp", "#include <fairshard/shard/layout.h>", ("comm/", "shard/")),
-        ("src/checkpoint/value_parts.cpp", '#include "../nn/second_run.h"', ("checkpoint/", "nn/second_run.h")),
+        ("src/checkpoint/checkpoint.cpp", '#include "../nn/second_run.h"', ("checkpoint/", "nn/second_run.h")),
         ("include/fairshard/checkpoint.h", "  #  include <fairshard/page/pager.h>", ("checkpoint/", "page/")),
         ("python/src/shard.cpp", "#include <fairshard/optim/oss.h>", ("python/src/", "optim/")),
         ("cli/main.cpp", '#include "../src/store/files.h"', ("cli/", "store/files.h")),

@@ -97,13 +97,13 @@ def _behaviours(rank, world_size):
     # traffic between nodes at synchronisations only, buffers averaged, ranks of a node the same
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for call in range(1, 10):
-        before = parallel.report()["between_bytes"]
+        before = parallel.report()["inter_node_bytes"]
         steps(parallel, optimizer, rank, call, call + 1)
-        assert (parallel.report()["between_bytes"] > before) == (call % 3 == 0)
+        assert (parallel.report()["inter_node_bytes"] > before) == (call % 3 == 0)
         same_on_all(values(model), local)
     same_on_all(values(model))
     report = parallel.report()
-    assert report["calls"] == 9 and report["averages"] == 3 and report["inside_bytes_per_call"] > 0
+    assert report["calls"] == 9 and report["averages"] == 3 and report["intra_node_bytes_per_call"] > 0
 
     # the automatic momentum, and none
     assert not SlowMoDistributedDataParallel(mlp(), 2, slowmo_momentum="auto").slowmo

@@ -314,7 +314,7 @@ def test_an_error_in_a_pass_leaves_the_model_usable():
     [
         ({"num_slices": 0}, "num_slices is 0"),
         ({"num_microbatches": 0}, "num_microbatches is 0"),
-        ({"device": torch.device("cuda:99")}, "cuda:99 is not there"),
+        ({"device": torch.device("cuda:99")}, "cuda:99 is not available"),
         ({"offload_device": torch.device("cuda")}, "offload_device is cuda"),
         ({"blocks": ["9"]}, "no block '9'; its children are: 0, 1"),
         ({"blocks": ["0", "0"]}, "overlap"),
