@@ -58,7 +58,7 @@ std::string SlowLoop::count_forward() {
     return {};
   }
   has_warned_ = true;
-  return c10::str("SlowMoDistributedDataParallel: ", forwards_since_,
+  return c10::str(forwards_since_,
                   " forwards in training without perform_slowmo(optimizer): nodes are not "
                   "synchronised. Call it after every optimizer.step()");
 }

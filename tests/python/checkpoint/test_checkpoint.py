@@ -2,7 +2,9 @@
 
 import collections
 import copy
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -231,6 +233,39 @@ def test_what_does_not_fit_is_named(tmp_path):
     with pytest.raises(ValueError, match="overlap"):
         Checkpoint(tmp_path, {"a": model, "a/b": model})
     assert latest(tmp_path / "none") is None
+
+
+def test_other_parameter_groups_are_refused_before_anything_is_changed(tmp_path):
+    model = mlp()
+    Checkpoint(tmp_path, {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}).save(1)
+    other = mlp(seed=1)
+    before = values(other)
+    first, *rest = other.parameters()
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.2)
+    with pytest.raises(ValueError, match="the checkpoint has 1 parameter groups, the optimizer 2"):
+        Checkpoint(tmp_path, {"model": other, "optimizer": optimizer}).load()
+    assert all(torch.equal(a, b) for a, b in zip(values(other), before, strict=True))
+
+
+def test_a_run_that_holds_its_checkpoint_is_collected(tmp_path):
+    class Run:
+        def __init__(self):
+            self.model = mlp()
+            self.checkpoint = Checkpoint(tmp_path, {"model": self.model, "run": self, "values": self.__dict__})
+
+        def state_dict(self):
+            return {"step": 1}
+
+        def load_state_dict(self, state):
+            assert state == {"step": 1}
+
+    run = Run()
+    gone = weakref.ref(run)
+    Checkpoint(tmp_path, {"model": run.model, "run": run}).save(1)
+    Checkpoint(tmp_path, {"model": run.model, "run": run}).load()
+    del run
+    gc.collect()
+    assert gone() is None
 
 
 def test_damage_is_found(tmp_path):
