@@ -175,9 +175,8 @@ def test_a_rank_that_hangs_can_be_ended_by_a_second_signal(text, temporary):
     os.kill(ranks[1], signal.SIGSTOP)  # the other waits for it
     running.process.send_signal(signal.SIGTERM)
     running.wait_for("SIGTERM: ends after this step; a second one ends at once")
-    while running.process.poll() is None:  # those that follow the first too soon are its echo
+    while not running.has_ended():  # those that follow the first too soon are its echo
         running.process.send_signal(signal.SIGTERM)
-        os.sched_yield()
     code, _, errors = running.end(timeout=20)
     assert code in (128 + signal.SIGTERM, -signal.SIGTERM), errors
     assert "ended by a second SIGTERM; steps since the last checkpoint are lost" in errors
