@@ -1,4 +1,4 @@
-"""What holds for all tests: those that take ``run_ranks`` are run over each backend, and some have the machine alone."""
+"""What holds for all tests: those that take ``run_ranks`` run over each backend, and some have the machine alone."""
 
 import functools
 import os

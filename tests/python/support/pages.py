@@ -1,7 +1,7 @@
 """The documentation's pages, taken apart for tests.
 
-As a program (pages.py FOLDER) writes the first programs in C++ to a folder, for CMake to build: those of the tools as one,
-whose argument says which of them runs; those of the README and of the quickstart with their CMakeLists.txt.
+As a program (pages.py FOLDER) writes the first programs in C++ to a folder, for CMake to build: those of the tools as
+one, whose argument says which of them runs; those of the README and of the quickstart with their CMakeLists.txt.
 """
 
 import re
@@ -46,7 +46,7 @@ def write(file: Path, text: str) -> None:
 
 
 def joined_programs() -> str:
-    """All tools' programs in one source: LibTorch's headers take the compiler several seconds, and the rest a moment."""
+    """All tools' programs in one source: LibTorch's headers take the compiler seconds, and the rest a moment."""
     includes, programs, choices = [], [], []
     for name in TOOLS:
         lines = first_program(name, "cpp").splitlines()

@@ -1,4 +1,4 @@
-"""Several workers (pytest-xdist) run tests beside each other; one that is marked ``alone`` has the machine for itself."""
+"""Several workers (pytest-xdist) run tests beside each other; one marked ``alone`` has the machine to itself."""
 
 import contextlib
 import fcntl
