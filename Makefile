@@ -4,12 +4,14 @@
 #   ARGS='...'      passed on to what the target runs      JOBS=4             parallel compilations
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+# Python tests beside each other; each worker needs 2 GB, and its tests have two to four ranks.
+WORKERS = $(shell echo $$(($(JOBS) < 4 ? $(JOBS) : 4)))
 export TORCH PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # What a target needs is built, and nothing else: $(compile) TARGET...
 compile = @scripts/build release $(JOBS)
 
-.PHONY: help setup build train docs wheel test-wheel test test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
+.PHONY: help setup build train docs wheel test-wheel test test-setup test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -24,8 +26,10 @@ wheel: ## make one wheel in dist/ for torch 2.11 to 2.15 and Python 3.10 to 3.13
 	@scripts/setup wheel
 	@JOBS=$(JOBS) scripts/wheel '$(TORCHES)' '$(PYTHONS)'
 
-test-wheel: wheel ## make a wheel, and run quick tests with it beside each torch of TORCHES
-	@for torch in $(or $(TORCHES),2.11.0 2.15.0); do scripts/test-wheel $$torch $(ARGS) || exit 1; done
+test-wheel: TORCHES := $(or $(TORCHES),2.11.0 2.15.0)
+test-wheel: PYTHONS := $(PYTHON)
+test-wheel: test-setup wheel ## make a wheel for PYTHON, and run quick tests with it beside each torch of TORCHES
+	@for torch in $(TORCHES); do scripts/test-wheel $$torch --numprocesses $(WORKERS) $(ARGS) || exit 1; done
 
 train: setup ## train a small byte-level GPT on two local ranks, let it write, and make a report
 	$(compile) fairshard-cli
@@ -36,17 +40,20 @@ train: setup ## train a small byte-level GPT on two local ranks, let it write, a
 
 test: test-cpp test-python ## run every test
 
-test-cpp: setup ## run the C++ tests; those over NCCL where there are GPUs for two ranks
+test-setup:
+	@scripts/setup test docs
+
+test-cpp: test-setup ## run the C++ tests; those over NCCL where there are GPUs for two ranks
 	$(compile) fairshard-cli fairshard_tests
 	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()' 2>/dev/null; \
 	  ctest --test-dir $(CURDIR)/build --parallel $(JOBS) --output-on-failure $$([ $$? = 0 ] || echo -LE nccl) $(ARGS)
 
-test-python: setup ## run the Python tests
+test-python: test-setup ## run the Python tests
 	$(compile) fairshard-cli fairshard_python fairshard_examples
-	@scripts/setup browser && scripts/setup docs && scripts/docs
-	@python -m pytest tests/python $(ARGS)
+	@scripts/docs
+	@python -m pytest tests/python --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
-gpu: setup
+gpu: test-setup
 	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()'
 
 test-gpu: gpu ## run just the tests that compute on a GPU, with ranks over NCCL; fails where there is none

@@ -25,8 +25,9 @@ suppress_warnings = ["docutils", "autoapi", "myst.header"]
 
 
 def stay_on_the_site(app: object, name: str, source: list[str]) -> None:
-    """Links out of docs/ lead nowhere on the site: what they name is written out instead."""
+    """Links out of docs/ lead nowhere on the site: what they name is written out instead. Files have titles there."""
     source[0] = re.sub(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)", r"\1 (`\2`)", source[0])
+    source[0] = re.sub(r"\[\w+\.md\]\((\w+\.md)\)", r"[](\1)", source[0])
 
 
 def setup(app: object) -> None:

@@ -104,7 +104,7 @@ def test_the_timeout_is_kept_while_connecting(text, free_port):
     result = run(*trainer(text, timeout_s=2), **torchrun_variables(1, free_port))
     assert result.returncode == 1
     assert "cannot reach the store at MASTER_ADDR=127.0.0.1" in result.stderr
-    assert time.monotonic() - start < 2 + 4  # and a start of the program
+    assert time.monotonic() - start < 2 + 20  # and a start of the program on a busy machine; else it would be minutes
 
 
 def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(text):
@@ -113,7 +113,7 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up_in_time(text):
         result = run(*trainer(text, timeout_s=2), **torchrun_variables(1, silent.getsockname()[1]))
     assert result.returncode == 1
     assert "no answer within 2" in result.stderr
-    assert time.monotonic() - start < 2 + 4
+    assert time.monotonic() - start < 2 + 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -175,9 +175,8 @@ def test_a_rank_that_hangs_can_be_ended_by_a_second_signal(text, temporary):
     os.kill(ranks[1], signal.SIGSTOP)  # the other waits for it
     running.process.send_signal(signal.SIGTERM)
     running.wait_for("SIGTERM: ends after this step; a second one ends at once")
-    while running.process.poll() is None:  # those that follow the first too soon are its echo
+    while not running.has_ended():  # those that follow the first too soon are its echo
         running.process.send_signal(signal.SIGTERM)
-        os.sched_yield()
     code, _, errors = running.end(timeout=20)
     assert code in (128 + signal.SIGTERM, -signal.SIGTERM), errors
     assert "ended by a second SIGTERM; steps since the last checkpoint are lost" in errors

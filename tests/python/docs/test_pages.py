@@ -39,14 +39,36 @@ def test_the_picture_is_what_its_program_draws():
 
 
 def run_cpp(name, folder):
-    program = ROOT / "build/bin" / f"docs-{name}"
-    result = subprocess.run([program], cwd=folder, capture_output=True, text=True, timeout=120)
+    program = ROOT / "build/bin/docs-programs"
+    result = subprocess.run([program, name], cwd=folder, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 def run(name, language, folder):
     return run_cpp(name, folder) if language == "cpp" else run_python(pages.first_program(name, "python"), folder)
+
+
+def headers_of(text):
+    """The text of all headers of ours that some text includes, and of those that these include."""
+    todo, found = [text], {}
+    while todo:
+        for name in re.findall(r"#include [<\"](fairshard/[\w/]+\.h)[>\"]", todo.pop()):
+            if name not in found:
+                found[name] = (ROOT / "include" / name).read_text()
+                todo.append(found[name])
+    return "\n".join(found.values())
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_first_program_includes_what_it_names(name):
+    """The compiler does not see that: the programs are compiled as one."""
+    program = pages.first_program(name, "cpp")
+    included = headers_of(program)
+    for word in set(re.findall(r"fairshard::(?:\w+::)*(\w+)", program)):
+        assert re.search(rf"\b{word}\b", included), f"{name}.md: no header that it includes has {word}"
+    for word, header in (("printf", "cstdio"), ("cout", "iostream"), ("torch::", "torch/torch.h")):
+        assert word not in program or f"#include <{header}>" in program, f"{name}.md: {header}"
 
 
 @pytest.mark.parametrize("name", [name for name in TOOLS if name != "comm"])

@@ -51,5 +51,6 @@ def test_train_resume_and_report(folder):
 
 
 def test_python(folder):
-    loss = re.search(r"rank 0: loss ([\d.]+)", run_python(pages.code(TEXT, "python")[0], folder)).group(1)
+    program = pages.code(TEXT, "python")[0]
+    loss = re.search(r"rank 0: loss ([\d.]+)", run_python(program, folder, is_fresh=True)).group(1)
     assert float(loss) < 40

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.alone  # others use the build folder
 
 
 @pytest.fixture

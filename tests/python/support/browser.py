@@ -11,12 +11,12 @@ UNPACKED = Path(__file__).parents[3] / ".deps/browser/usr/lib"
 
 
 def _executable():
-    """The system's, or the one that ``scripts/setup browser`` unpacks, and the variables that it needs."""
+    """The system's, or the one that ``scripts/setup test`` unpacks, and the variables that it needs."""
     for name in ("chromium-headless-shell", "chromium", "google-chrome"):
         if found := shutil.which(name):
             return found, {}
     unpacked = UNPACKED / "chromium/chromium-headless-shell"
-    assert unpacked.exists(), "no Chromium: scripts/setup browser unpacks one"
+    assert unpacked.exists(), "no Chromium: scripts/setup test unpacks one"
     folders = {str(library.parent) for library in UNPACKED.rglob("*.so*") if "chromium" not in library.parts}
     return str(unpacked), {"LD_LIBRARY_PATH": ":".join(sorted(folders))}
 

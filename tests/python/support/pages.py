@@ -1,7 +1,7 @@
 """The documentation's pages, taken apart for tests.
 
-As a program (pages.py FOLDER) writes the first programs in C++ to a folder, for CMake to build. Those of the README and
-of the quickstart come with their CMakeLists.txt.
+As a program (pages.py FOLDER) writes the first programs in C++ to a folder, for CMake to build: those of the tools as
+one, whose argument says which of them runs; those of the README and of the quickstart with their CMakeLists.txt.
 """
 
 import re
@@ -45,10 +45,25 @@ def write(file: Path, text: str) -> None:
         file.write_text(text)
 
 
+def joined_programs() -> str:
+    """All tools' programs in one source: LibTorch's headers take the compiler seconds, and the rest a moment."""
+    includes, programs, choices = [], [], []
+    for name in TOOLS:
+        lines = first_program(name, "cpp").splitlines()
+        includes += [line for line in lines if line.startswith("#include")]
+        body = "\n".join(line for line in lines if line not in includes)
+        assert body.count("int main() {") == 1 and "return 0;" not in body, f"{name}.md: its program has another main"
+        programs.append(
+            f"namespace {name} {{\n{body.replace('int main() {', 'void run() {')}\n}}  // namespace {name}\n"
+        )
+        choices.append(f'  if (std::string_view(argv[1]) == "{name}") return {name}::run(), 0;')
+    main = ["int main(int, char** argv) {", *choices, "  return 2;", "}"]
+    return "\n".join([*dict.fromkeys(includes), "#include <string_view>", *programs, *main, ""])
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
-    for name in TOOLS:
-        write(folder / f"{name}.cpp", first_program(name, "cpp"))
+    write(folder / "tools.cpp", joined_programs())
     for name, text in (("readme", (ROOT / "README.md").read_text()), ("quickstart", read("quickstart"))):
         write(folder / name / "main.cpp", code(text, "cpp")[0])
         write(folder / name / "CMakeLists.txt", code(text, "cmake")[0])

@@ -32,8 +32,15 @@ class Running:
     def wait_until(self, is_so: Callable[[], object]) -> None:
         """Returns when it is so; fails if the run ends before."""
         while not is_so():
-            assert self.process.poll() is None, self.process.stderr.read()
-            os.sched_yield()
+            assert not self.has_ended(), self.process.stderr.read()
+
+    def has_ended(self) -> bool:
+        """Within a moment; whoever asks again and again leaves the processor to the run meanwhile."""
+        try:
+            self.process.wait(timeout=0.005)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def press_ctrl_c(self) -> None:
         """To all of its processes, as a terminal does."""
