@@ -10,8 +10,7 @@ import torch.distributed as dist
 from fairshard import comm
 from fairshard._core import parts as _parts
 from fairshard._core import store as _store
-from fairshard.checkpoint._parts import part_of
-from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
+from fairshard.checkpoint._parts import has_nodes, part_of
 
 __all__ = ["Checkpoint", "LoadReport", "latest", "list_steps"]
 
@@ -75,7 +74,7 @@ class Checkpoint:
         self._functions: list[Callable] = []
         for name, value in parts.items():
             self._checkpoint.add_part(name, part_of(value, name, self._weak))
-            if isinstance(value, SlowMoDistributedDataParallel):
+            if has_nodes(value):
                 self._checkpoint.set_nodes(value._synchroniser)
                 self._checkpoint.add_part(f"{name}.slowmo", _parts.outer_part(value._synchroniser))
 

@@ -10,11 +10,9 @@ from torch import nn
 from fairshard._core import parts as _parts
 from fairshard.checkpoint._optimizers import optimizer_part
 from fairshard.checkpoint._values import from_json, to_json
-from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
-from fairshard.experimental.nn.offload import OffloadModel
 from fairshard.nn.data_parallel import ShardedDataParallel
 
-__all__ = ["Rng", "part_of"]
+__all__ = ["Rng", "has_nodes", "part_of"]
 
 
 class Rng:
@@ -44,10 +42,17 @@ def part_of(value: Any, name: str, hold: Callable[[Callable], Callable]) -> _par
     )
 
 
+def has_nodes(value: Any) -> bool:
+    """Whether nodes train apart, so that all parts are saved for each. Its class says so, and is not imported here."""
+    return getattr(type(value), "_has_nodes", False)
+
+
 def _module_part(wrapper: nn.Module, hold: Callable) -> _parts.Part:
     module = wrapper
-    while isinstance(module, (ShardedDataParallel, nn.parallel.DistributedDataParallel, SlowMoDistributedDataParallel)):
+    while isinstance(module, (ShardedDataParallel, nn.parallel.DistributedDataParallel)) or has_nodes(module):
         module = module.module
+
+    is_paged = getattr(type(module), "_is_paged", False)
 
     def items() -> list[tuple]:
         state = module.state_dict(keep_vars=True).items()
@@ -59,15 +64,14 @@ def _module_part(wrapper: nn.Module, hold: Callable) -> _parts.Part:
     def wait() -> None:
         if isinstance(wrapper, ShardedDataParallel):
             wrapper.wait_for_parameters()
-        if isinstance(module, OffloadModel):
+        if is_paged:
             module.wait_for_step()
 
     def set_values(values: dict[str, str]) -> None:
         module.load_state_dict({key: from_json(text) for key, text in values.items()}, strict=False)
 
     # A paged model is in host memory already, and a copy of it would need as much again.
-    can_copy = not isinstance(module, OffloadModel)
-    return _parts.module_part(items=hold(items), wait=hold(wait), set_values=hold(set_values), can_copy=can_copy)
+    return _parts.module_part(items=hold(items), wait=hold(wait), set_values=hold(set_values), can_copy=not is_paged)
 
 
 def _item_part(values: dict, key: Any) -> _parts.Part:

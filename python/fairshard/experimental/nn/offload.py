@@ -60,6 +60,8 @@ class OffloadModel(nn.Module):
         record_spans: keeps times of compute, copies and steps, for :meth:`take_spans`.
     """
 
+    _is_paged = True  # a Checkpoint writes it from where it is
+
     def __init__(
         self,
         model: "nn.Module | Sequence[nn.Module]",

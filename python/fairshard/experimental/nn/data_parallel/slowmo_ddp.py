@@ -84,6 +84,8 @@ class SlowMoDistributedDataParallel(nn.Module):
         reduce_dtype: the dtype in which gradients travel inside a node.
     """
 
+    _has_nodes = True  # a Checkpoint saves all parts for each node
+
     def __init__(
         self,
         module: nn.Module,
