@@ -207,7 +207,8 @@ void bind_engine(py::module_& m) {
       .def("after_forward", &DataParallelEngine::after_forward, released, py::arg("buffers"),
            py::arg("do_reshard") = true)
       .def_property_readonly("uses_blocks", &DataParallelEngine::uses_blocks)
-      .def_property_readonly("reshards", [](DataParallelEngine& e) { return e.blocks().reshards(); })
+      .def_property_readonly("reshards",
+                             [](DataParallelEngine& e) { return e.blocks().reshards(); })
       .def_property_readonly("wants_blocks", &DataParallelEngine::wants_blocks)
       .def_property_readonly("knows_blocks",
                              [](DataParallelEngine& e) { return e.blocks().are_known(); })

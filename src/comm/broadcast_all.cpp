@@ -42,6 +42,7 @@ class Parcel {
  private:
   at::Tensor packed() const {
     std::vector<at::Tensor> flat;
+    flat.reserve(tensors_.size());
     for (const auto& tensor : tensors_) {
       flat.push_back(tensor.reshape(-1));
     }

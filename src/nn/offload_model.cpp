@@ -153,10 +153,10 @@ void OffloadModel::move_buffers() {
 at::Tensor OffloadModel::forward(const at::Tensor& input) { return forward(Values{input}).at(0); }
 
 OffloadModel::Values OffloadModel::forward(const Values& inputs) {
-  TORCH_CHECK_VALUE(sequential_.is_empty() || sequential_->size() == blocks_.size(),
-                    "the Sequential had ", blocks_.size(), " modules when it was offloaded, and has ",
-                    sequential_.is_empty() ? 0 : sequential_->size(),
-                    " now: make a new OffloadModel of it");
+  TORCH_CHECK_VALUE(
+      sequential_.is_empty() || sequential_->size() == blocks_.size(), "the Sequential had ",
+      blocks_.size(), " modules when it was offloaded, and has ",
+      sequential_.is_empty() ? 0 : sequential_->size(), " now: make a new OffloadModel of it");
   plan_step();
   const NoAutocastCache no_cache;
   Values here;

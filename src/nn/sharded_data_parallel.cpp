@@ -38,8 +38,8 @@ bool has_any_of(const OssBase& optimizer, const std::vector<const c10::TensorImp
 }
 
 shard::EngineOptions engine_options(const DataParallelOptions& options) {
-  TORCH_CHECK_VALUE(!options.reduce_dtype() || at::isFloatingType(*options.reduce_dtype()),
-                    "reduce_dtype is ", *options.reduce_dtype(),
+  const auto reduce_dtype = options.reduce_dtype().value_or(at::kFloat);
+  TORCH_CHECK_VALUE(at::isFloatingType(reduce_dtype), "reduce_dtype is ", reduce_dtype,
                     ", but must be a floating-point type");
   return shard::EngineOptions()
       .shard_gradients(options.mode() == DataParallelMode::kGradients)

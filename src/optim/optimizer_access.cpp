@@ -207,9 +207,10 @@ parts::StateFields state_of(Optimizer& base, const at::Tensor& stepped) {
   if (found == base.state().end()) {
     return result;
   }
+  const auto& own = *found->second;
   const Fields fields = fields_of(base, *found->second);
   TORCH_CHECK_NOT_IMPLEMENTED(!fields.empty(), "checkpoints do not know the optimizer state ",
-                              typeid(*found->second).name());
+                              typeid(own).name());
   for (const StateField& field : fields) {
     if (field.count) {
       result.emplace(field.name, at::scalar_tensor(*field.count, at::kLong));

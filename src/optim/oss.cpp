@@ -8,8 +8,8 @@ namespace fairshard {
 namespace {
 
 shard::StepOptions step_options(const OssOptions& options, shard::Partition partition) {
-  TORCH_CHECK_VALUE(!options.gather_dtype() || at::isFloatingType(*options.gather_dtype()),
-                    "gather_dtype is ", *options.gather_dtype(),
+  const auto gather_dtype = options.gather_dtype().value_or(at::kFloat);
+  TORCH_CHECK_VALUE(at::isFloatingType(gather_dtype), "gather_dtype is ", gather_dtype,
                     ", but must be a floating-point type");
   return shard::StepOptions()
       .flat(shard::FlatOptions()

@@ -14,6 +14,7 @@ constexpr int kForgottenAfter = 100;
 
 std::vector<at::Tensor> tensors_of(const std::vector<shard::Parameter>& parameters) {
   std::vector<at::Tensor> result;
+  result.reserve(parameters.size());
   for (const auto& parameter : parameters) {
     result.push_back(parameter.tensor);
   }

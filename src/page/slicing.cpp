@@ -45,7 +45,7 @@ Sizes smallest_slices(const Sizes& bytes, int64_t num_slices) {
 
 Slicing slice_blocks(const std::vector<std::vector<at::Tensor>>& blocks,
                      const std::vector<at::Tensor>& rest, std::optional<int64_t> num_slices) {
-  TORCH_CHECK_VALUE(num_slices.value_or(1) >= 1, "num_slices is ", *num_slices,
+  TORCH_CHECK_VALUE(num_slices.value_or(1) >= 1, "num_slices is ", num_slices.value_or(1),
                     ", but must be at least 1");
   TORCH_CHECK_VALUE(!blocks.empty(), "the model has no blocks to offload");
   Sizes bytes;

@@ -114,9 +114,9 @@ bool BucketQueue::has_gradients_from_before() const {
     const auto& parameters = group->parameters();
     return group->gradients().has_any() ||
            std::any_of(parameters.begin(), parameters.end(), [](const Parameter& parameter) {
-      const at::Tensor gradient = whole_grad(parameter.tensor);
-      return gradient.defined() && gradient.any().template item<bool>();
-    });
+             const at::Tensor gradient = whole_grad(parameter.tensor);
+             return gradient.defined() && gradient.any().template item<bool>();
+           });
   });
 }
 

@@ -176,6 +176,7 @@ void DataParallelEngine::make_reducer(const std::vector<std::shared_ptr<ShardedS
   steps_.assign(steps.begin(), steps.end());
   blocks_.set_groups(flat_groups_);
   std::vector<ReducedGroup> groups;
+  groups.reserve(flat_groups_.size());
   for (const auto& group : flat_groups_) {
     groups.push_back({group, ShardedStep::of(group->parameters()[0].tensor)});
   }

@@ -19,13 +19,12 @@ struct Block {
   size_t bytes;
 
   ~Block() {
-    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto begin = reinterpret_cast<uintptr_t>(memory.get());
-    const uintptr_t first = (begin + page - 1) / page * page;
-    const uintptr_t last = (begin + bytes) / page * page;
-    if (first < last) {
+    static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t before = (page - reinterpret_cast<uintptr_t>(memory.get()) % page) % page;
+    const size_t whole_pages = bytes > before ? (bytes - before) / page * page : 0;
+    if (whole_pages > 0) {
       // Whether or not it succeeds, the block is freed as any other.
-      madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+      madvise(static_cast<char*>(memory.get()) + before, whole_pages, MADV_DONTNEED);
     }
   }
 };

@@ -140,8 +140,7 @@ class Call {
 
   std::shared_ptr<ShardedGradients> gradients_of(const GradHandle& handle) const {
     auto gradients = handle.gradients();
-    TORCH_CHECK(gradients, op_.schema().name(),
-                ": the OSS that had this sharded gradient is gone");
+    TORCH_CHECK(gradients, op_.schema().name(), ": the OSS that had this sharded gradient is gone");
     return gradients;
   }
 
@@ -170,14 +169,14 @@ class Call {
 
   /// Whether the operator changes every element of its first argument by itself and alike.
   bool is_element_wise() const {
-    static const std::unordered_set<std::string_view> kNames = {
+    static const std::unordered_set<std::string_view> names = {
         "mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "zero_", "neg_", "nan_to_num_"};
     std::string_view name = op_.schema().name();
     name.remove_prefix(std::string_view("aten::").size());
     if (name.rfind("_foreach_", 0) == 0) {
       name.remove_prefix(std::string_view("_foreach_").size());
     }
-    if (kNames.count(name) == 0) {
+    if (names.count(name) == 0) {
       return false;
     }
     for (size_t i = begin_ + 1; i < stack_.size(); ++i) {
@@ -215,11 +214,11 @@ class Call {
 
   [[noreturn]] void refuse() const {
     const GradHandle& handle = *handles_[0];
-    TORCH_CHECK(false, "the gradient of parameter '",
-                gradients_of(handle)->name_of(handle.parameter()),
-                "' is sharded: this rank has only a part of it, and ", op_.schema().name(),
-                " needs all. Let the OSS that has the parameter step it. Norms, clipping and scaling "
-                "work on sharded gradients; whole ones are in .grad with the mode 'optimizer'");
+    TORCH_CHECK(
+        false, "the gradient of parameter '", gradients_of(handle)->name_of(handle.parameter()),
+        "' is sharded: this rank has only a part of it, and ", op_.schema().name(),
+        " needs all. Let the OSS that has the parameter step it. Norms, clipping and scaling "
+        "work on sharded gradients; whole ones are in .grad with the mode 'optimizer'");
   }
 
   const c10::OperatorHandle& op_;
@@ -232,7 +231,7 @@ void run_with_handles(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call(op, *stack).run();
 }
 
-const c10::RegistrationHandleRAII kRegistration = c10::Dispatcher::singleton().registerFallback(
+const c10::RegistrationHandleRAII registration = c10::Dispatcher::singleton().registerFallback(
     kHandleKey, c10::KernelFunction::makeFromBoxedFunction<&run_with_handles>(),
     "fairshard: handles on sharded gradients");
 
@@ -240,9 +239,9 @@ const c10::RegistrationHandleRAII kRegistration = c10::Dispatcher::singleton().r
 
 at::Tensor make_grad_handle(std::weak_ptr<ShardedGradients> gradients, size_t parameter,
                             const at::Tensor& parameter_tensor) {
-  return at::detail::make_tensor<GradHandle>(
-      std::move(gradients), parameter, parameter_tensor.sizes(), parameter_tensor.strides(),
-      parameter_tensor.options());
+  return at::detail::make_tensor<GradHandle>(std::move(gradients), parameter,
+                                             parameter_tensor.sizes(), parameter_tensor.strides(),
+                                             parameter_tensor.options());
 }
 
 bool is_grad_handle(const at::Tensor& gradient, const ShardedGradients* gradients) {

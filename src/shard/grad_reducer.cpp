@@ -158,9 +158,8 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
     std::vector<std::function<void()>> after;
     for (const Member& member : members_) {
       for (const ReducedGroup& added : member.groups) {
-        if (std::none_of(groups_.begin(), groups_.end(), [&](const ReducedGroup& group) {
-              return group.group == added.group;
-            })) {
+        if (std::none_of(groups_.begin(), groups_.end(),
+                         [&](const ReducedGroup& group) { return group.group == added.group; })) {
           groups_.push_back(added);
         }
       }
@@ -210,8 +209,8 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
     });
     hook.before = before.get();
     accumulator->add_pre_hook(std::move(before));
-    hook.after = accumulator->add_post_hook(
-        std::make_unique<torch::autograd::utils::LambdaPostHook>(
+    hook.after =
+        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
             [self, id = hook.id](const variable_list& outputs, const variable_list&) {
               if (const auto hooks = self.lock()) {
                 hooks->after_gradient(id);

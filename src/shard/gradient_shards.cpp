@@ -112,8 +112,9 @@ void GradientShards::forget_dropped() {
     }
     states_[i] = State::kNone;
     const size_t bucket = layout_->bucket_of(i);
-    if (own_pieces_[i] && ranges_[bucket].defined()) {
-      ranges_[bucket].narrow(0, own_pieces_[i]->offset, own_pieces_[i]->numel()).zero_();
+    const auto& piece = own_pieces_[i];
+    if (piece && ranges_[bucket].defined()) {
+      ranges_[bucket].narrow(0, piece->offset, piece->numel()).zero_();
     }
     const auto& slots = layout_->buckets()[bucket].slots;
     is_filled_[bucket] = std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
@@ -189,7 +190,8 @@ at::Tensor GradientShards::shard_of(size_t parameter) {
               "' cannot be used with step_in_backward, which steps and drops it in backward");
   const size_t bucket = layout_->bucket_of(parameter);
   const auto& piece = own_pieces_[parameter];
-  if (!piece || !is_filled_[bucket] || states_[parameter] == State::kNone || is_dropped(parameter)) {
+  if (!piece || !is_filled_[bucket] || states_[parameter] == State::kNone ||
+      is_dropped(parameter)) {
     return at::empty({0}, options_[bucket]);
   }
   return ranges_[bucket].narrow(0, piece->offset, piece->numel());

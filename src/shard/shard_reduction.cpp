@@ -30,7 +30,8 @@ ShardArrival start_reduce_scatter(const BackwardContext& context, PendingBucket&
   clear_padding(bucket.layout(context), bucket.flat);
   GradientShards& gradients = bucket.group_of(context).gradients();
   const at::Tensor own = gradients.range(bucket.bucket);
-  const at::Tensor addend = gradients.has(bucket.bucket) ? empty_flat(own.numel(), own.options()) : at::Tensor();
+  const at::Tensor addend =
+      gradients.has(bucket.bucket) ? empty_flat(own.numel(), own.options()) : at::Tensor();
   auto work = comm::reduce_scatter(context.group, addend.defined() ? addend : own, bucket.flat,
                                    bucket.reduce_op(context), bucket.label(context),
                                    bucket.layout(context).bounds);

@@ -25,14 +25,13 @@ std::string describe(const StepOptions& options) {
   const FlatOptions& flat = options.flat();
   const auto& gather_dtype = flat.precision().gather_dtype;
   const auto& bucket_bytes = flat.layout().bucket_bytes();
-  return c10::str("an OSS with partition=",
-                  flat.layout().partition() == Partition::kEven ? "even" : "tensor",
-                  ", bucket_bytes=", bucket_bytes ? std::to_string(*bucket_bytes) : "default",
-                  ", overlap_gather=", options.overlap_gather(),
-                  ", step_in_backward=", flat.step_in_backward(),
-                  ", release_parameters=", flat.reshard_after_forward(),
-                  ", master_weights=", flat.precision().master_weights, ", gather_dtype=",
-                  gather_dtype ? c10::toString(*gather_dtype) : "none");
+  return c10::str(
+      "an OSS with partition=", flat.layout().partition() == Partition::kEven ? "even" : "tensor",
+      ", bucket_bytes=", bucket_bytes ? std::to_string(*bucket_bytes) : "default",
+      ", overlap_gather=", options.overlap_gather(), ", step_in_backward=", flat.step_in_backward(),
+      ", release_parameters=", flat.reshard_after_forward(),
+      ", master_weights=", flat.precision().master_weights,
+      ", gather_dtype=", gather_dtype ? c10::toString(*gather_dtype) : "none");
 }
 
 /// The same on all ranks. Buckets of frozen parameters are not gathered.

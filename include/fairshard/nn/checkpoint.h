@@ -114,10 +114,11 @@ void refill(T& value, TensorVector::const_iterator& next) {
 template <typename Function, typename... Inputs>
 auto checkpoint(Function fn, Inputs... inputs) {
   using Result = std::invoke_result_t<Function&, Inputs&...>;
-  static_assert(detail::finds_all_tensors<std::decay_t<Result>>(),
-                "checkpoint: the function must return a tensor, or vectors, maps, optionals, pairs, "
-                "arrays or tuples of tensors, numbers and strings: tensors in a class of your own "
-                "would come without their history");
+  static_assert(
+      detail::finds_all_tensors<std::decay_t<Result>>(),
+      "checkpoint: the function must return a tensor, or vectors, maps, optionals, pairs, "
+      "arrays or tuples of tensors, numbers and strings: tensors in a class of your own "
+      "would come without their history");
   auto arguments = std::make_tuple(std::move(inputs)...);
   detail::TensorVector tensors;
   detail::flatten(arguments, tensors);

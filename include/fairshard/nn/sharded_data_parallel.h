@@ -143,6 +143,7 @@ class ShardedDataParallel : public DataParallelBase {
  public:
   /// A holder or a shared_ptr.
   using Kept = typename detail::KeptModule<Module>::Type;
+  /// Several sharded optimizers.
   using Optimizers = std::vector<std::reference_wrapper<OssBase>>;
 
   /// With one sharded optimizer.

@@ -94,8 +94,8 @@ class GradientShards final : public ShardedGradients,
   std::string name_of(size_t parameter) const override { return (*parameters_)[parameter].name; }
 
  private:
-  /// Of a parameter's gradient: there is none; it was reduced; it was, and .grad has a handle on it;
-  /// it was, and .grad has what this rank has added since.
+  /// Of a parameter's gradient: there is none; it was reduced; it was, and .grad has a handle on
+  /// it; it was, and .grad has what this rank has added since.
   enum class State { kNone, kReduced, kExposed, kStashed };
   struct Norms {
     double type;

@@ -367,5 +367,7 @@ def _needs_whole_tensors(optim: type, partition: str) -> bool:
     is_torch = getattr(torch.optim, optim.__name__, None) is optim
     is_element_wise = is_torch and _shard.is_element_wise(optim.__name__)
     if partition == "even" and is_torch and not is_element_wise:
-        raise ValueError(f"OSS: {optim.__name__} looks at whole tensors, which partition='even' would split: use 'tensor'")
+        raise ValueError(
+            f"OSS: {optim.__name__} looks at whole tensors, which partition='even' would split: use 'tensor'"
+        )
     return partition == "tensor" or (partition == "auto" and not is_element_wise)

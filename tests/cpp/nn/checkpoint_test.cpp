@@ -121,8 +121,7 @@ TEST(Checkpoint, GradientsPassThroughResultsOfEveryStandardKind) {
       "pair", [](const Tensor& y) { return std::pair(y, 1); }, [](auto r) { return r.first; });
   expect_same(
       "optional", [](const Tensor& y) { return std::optional(y); }, [](auto r) { return *r; });
-  expect_same(
-      "array", [](const Tensor& y) { return std::array{y}; }, [](auto r) { return r[0]; });
+  expect_same("array", [](const Tensor& y) { return std::array{y}; }, [](auto r) { return r[0]; });
   expect_same(
       "map", [](const Tensor& y) { return std::map<std::string, Tensor>{{"y", y}}; },
       [](auto r) { return r.at("y"); });

@@ -160,6 +160,7 @@ TEST(ShardedDataParallel, UnusedParametersAreLeftAloneOrAveragedWithZeros) {
       // Rank 0 uses the left branch in even steps; nobody uses the right one before step 2.
       const auto uses_left = [&](int rank) { return rank == 0 && step % 2 == 0; };
       const auto uses_right = [&](int rank) { return rank == 1 && step >= 2; };
+      optimizer.zero_grad();
       parallel.forward(input(group.rank(), step), uses_left(group.rank()), uses_right(group.rank()))
           .backward();
       optimizer.step();
@@ -247,6 +248,7 @@ TEST(ShardedDataParallel, GroupsAndSchedulersAndLateGroups) {
     torch::optim::StepLR schedule(optimizer, 2, 0.5);
     torch::optim::StepLR plain_schedule(plain, 2, 0.5);
     for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
       parallel.forward(input(0, step), true, true).backward();
       optimizer.step();
       schedule.step();
@@ -413,9 +415,8 @@ TEST(ShardedDataParallel, WhatCannotTravelInADtypeIsRefusedAtOnce) {
   launch_threads(2, [](Group group) {
     auto model = make_model();
     const auto options = OssOptions().gather_dtype(at::kInt);
-    test::expect_error(
-        [&] { OSS<torch::optim::SGD>(group, *model, SGDOptions(0.1), options); },
-        {"gather_dtype is Int"});
+    test::expect_error([&] { OSS<torch::optim::SGD>(group, *model, SGDOptions(0.1), options); },
+                       {"gather_dtype is Int"});
     OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1));
     test::expect_error(
         [&] {
