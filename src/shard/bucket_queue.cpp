@@ -1,5 +1,6 @@
 #include "bucket_queue.h"
 
+#include "flat_memory.h"
 #include "reductions.h"
 #include <fairshard/scale/scaled_backward.h>
 
@@ -246,6 +247,7 @@ void BucketQueue::finish() {
     if (!is_order_known_) {
       learn_order();
     }
+    return_what_is_free();
     if (context_.options.after_reduction() && !join_) {
       context_.options.after_reduction()();
     }
@@ -254,6 +256,16 @@ void BucketQueue::finish() {
     throw;
   }
   reset();
+}
+
+/// Where memory matters most. See Note [Memory of buckets].
+void BucketQueue::return_what_is_free() const {
+  if (std::any_of(context_.groups.begin(), context_.groups.end(), [](const auto& group) {
+        return group->schedule() && group->options().reshard_after_step() &&
+               group->bucket(0).flat().is_cpu();
+      })) {
+    return_freed_memory();
+  }
 }
 
 /// See Note [Unused parameters] in grad_reducer.h.

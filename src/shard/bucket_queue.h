@@ -43,6 +43,7 @@ class BucketQueue {
   UsedParameters::Agreement start_agreement();
   void publish();
   void learn_order();
+  void return_what_is_free() const;
   Reduction& reduction_of(const PendingBucket& bucket) const { return *reductions_[bucket.group]; }
 
   std::vector<ReducedGroup> groups_;

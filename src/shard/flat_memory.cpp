@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -50,6 +51,12 @@ ReturningAllocator* returning_allocator() {
 }
 
 }  // namespace
+
+void return_freed_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 at::Tensor empty_flat(int64_t numel, const at::TensorOptions& options) {
   if (!options.device().is_cpu()) {

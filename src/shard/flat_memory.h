@@ -13,4 +13,8 @@ namespace fairshard::shard {
 /// are given back before the block is. Device allocators have pools of their own.
 at::Tensor empty_flat(int64_t numel, const at::TensorOptions& options);
 
+/// Has the C library give back what it keeps of memory that torch has freed: gradients and
+/// activations of a backward. For the modes of least memory, since it costs page faults later.
+void return_freed_memory();
+
 }  // namespace fairshard::shard

@@ -102,6 +102,8 @@ class Call {
       give({argument(0)});
     } else if (name == "aten::to" || name == "aten::_to_copy") {
       give({converted()});
+    } else if (name == "aten::_has_compatible_shallow_copy_type") {
+      give({false});  // a module that is cast then puts the converted handle into .grad
     } else if (is_element_wise()) {
       change_shards();
     } else if (name == "aten::_amp_foreach_non_finite_check_and_unscale_") {
@@ -162,7 +164,12 @@ class Call {
   /// What the operator would make of an empty tensor like it: another dtype or device.
   at::Tensor converted() const {
     torch::jit::Stack inner(stack_.begin() + static_cast<std::ptrdiff_t>(begin_), stack_.end());
-    inner[0] = at::empty({0}, handles_[0]->options());
+    std::vector<int64_t> sizes =
+        handles_[0]->sizes().vec();  // as many: a memory format may be asked for
+    if (!sizes.empty()) {
+      sizes[0] = 0;
+    }
+    inner[0] = at::empty(sizes, handles_[0]->options());
     op_.callBoxed(&inner);
     return handles_[0]->like_this(inner.back().toTensor().options());
   }

@@ -96,7 +96,7 @@ def _train_eval_change(rank, world_size, mode):
     optimizer.step()
 
 
-@pytest.mark.parametrize("mode", ["replicated", "optimizer"])
+@pytest.mark.parametrize("mode", ["replicated", "optimizer", "gradients", "overlap_gather", "release_parameters"])
 def test_gradients_are_there_after_backward_when_training_and_evaluation_change(run_ranks, mode):
     run_ranks(2, _train_eval_change, mode)
 
