@@ -106,20 +106,26 @@ bool GradientShards::is_dropped(size_t parameter) const {
 }
 
 void GradientShards::forget_dropped() {
-  for (size_t i = 0; i < states_.size(); ++i) {
-    if (!is_dropped(i)) {
+  for (size_t b = 0; b < ranges_.size(); ++b) {
+    std::vector<size_t> dropped;
+    bool is_any_left = false;
+    for (const Slot& slot : layout_->buckets()[b].slots) {
+      if (is_dropped(slot.parameter)) {
+        states_[slot.parameter] = State::kNone;
+        dropped.push_back(slot.parameter);
+      }
+      is_any_left = is_any_left || states_[slot.parameter] != State::kNone;
+    }
+    if (dropped.empty()) {
       continue;
     }
-    states_[i] = State::kNone;
-    const size_t bucket = layout_->bucket_of(i);
-    const auto& piece = own_pieces_[i];
-    if (piece && ranges_[bucket].defined()) {
-      ranges_[bucket].narrow(0, piece->offset, piece->numel()).zero_();
+    is_filled_[b] = is_any_left;
+    for (const size_t parameter : dropped) {
+      const auto& piece = own_pieces_[parameter];
+      if (is_any_left && piece && ranges_[b].defined()) {
+        ranges_[b].narrow(0, piece->offset, piece->numel()).zero_();
+      }
     }
-    const auto& slots = layout_->buckets()[bucket].slots;
-    is_filled_[bucket] = std::any_of(slots.begin(), slots.end(), [&](const Slot& slot) {
-      return states_[slot.parameter] != State::kNone;
-    });
     mark_changed();
   }
 }
