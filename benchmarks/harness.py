@@ -59,13 +59,13 @@ class Place:
     is_shared: bool = True
 
 
-def run(system: str, work: Work, place: Place, is_for_memory: bool = False) -> list[dict]:
+def run(system: str, work: Work, place: Place, purpose: str = "time") -> list[dict]:
     """One system in fresh processes; returns every rank's figures."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"system": system, "ranks": work.ranks, "folder": folder, "interface": place.interface}
-        # A second step has everything that later ones have, too.
-        counts = {"steps": 1, "warmup": 2} if is_for_memory else {"steps": work.steps, "warmup": work.warmup}
-        settings |= {"model": work.model, "batch": work.batch, **counts, "memory": int(is_for_memory)}
+        # A third step has everything that later ones have, too.
+        counts = {"steps": work.steps, "warmup": work.warmup} if purpose == "time" else {"steps": 1, "warmup": 2}
+        settings |= {"model": work.model, "batch": work.batch, **counts, "purpose": purpose}
         start = _Forked
         if SYSTEMS[system].make is None:
             start = _start_cpp
@@ -123,27 +123,31 @@ def _wait_for_all(system: str, processes: list, logs: list[Path]) -> None:
 
 def compare(systems: Iterable[str], work: Work, place: Place) -> dict:
     """Figures for each system, and for each that has none the reason."""
-    memory, runs, not_run = {}, {}, {}
-    rounds = range(-1, work.rounds + work.more_rounds)  # the first is for memory
-    for number in rounds:
+    memory, runs, not_run = {"memory": {}, "resident": {}}, {}, {}
+    for number in range(-len(memory), work.rounds + work.more_rounds):
+        purpose = "time" if number >= 0 else list(memory)[number]
         order = [name for name in systems if name not in not_run]
         if number >= work.rounds:
             order = close_to_fastest({name: runs[name][: work.rounds] for name in order})
         for name in in_turn(order, max(number, 0)):
             try:
-                ranks = run(name, work, place, is_for_memory=number < 0)
+                ranks = run(name, work, place, purpose)
             except RankError as error:
                 if SYSTEMS[name].is_ours:
                     raise
                 not_run[name] = str(error).splitlines()[-1]
                 print(error, file=sys.stderr, flush=True)
                 continue
-            if number < 0:
-                memory[name] = ranks
-            else:
+            if purpose == "time":
                 runs.setdefault(name, []).append(ranks)
-            print(f"{'memory' if number < 0 else f'round {number + 1}'}: {name}", file=sys.stderr, flush=True)
-    figures = {name: _summary(runs[name], memory[name], place) for name in systems if name not in not_run}
+            else:
+                memory[purpose][name] = ranks
+            print(f"{f'round {number + 1}' if number >= 0 else purpose}: {name}", file=sys.stderr, flush=True)
+    figures = {
+        name: _summary(runs[name], memory["memory"][name], memory["resident"][name], place)
+        for name in systems
+        if name not in not_run
+    }
     _check_losses(figures, not_run)
     return {"work": asdict(work), "systems": figures, "not_run": not_run}
 
@@ -164,12 +168,18 @@ def _times(runs: list[list[dict]]) -> list[float]:
     return [1e3 * max(statistics.median(rank["times"]) for rank in ranks) for ranks in runs]
 
 
-def _summary(runs: list[list[dict]], memory_run: list[dict], place: Place) -> dict:
+def _summary(runs: list[list[dict]], memory_run: list[dict], resident_run: list[dict], place: Place) -> dict:
     times = _times(runs)
+
+    def over_bare(ranks: list[dict], key: str) -> int:
+        return max(rank[key] - rank["bare"] for rank in ranks)
+
     return {
         "ms": statistics.median(times),
         "rounds_ms": times,
-        "memory": max(rank["peak"] - rank["bare"] for rank in memory_run),
+        "memory": over_bare(memory_run, "peak"),
+        "later_memory": over_bare(memory_run, "later_peak"),
+        "resident": over_bare(resident_run, "peak"),
         "sent": runs[-1][0]["sent"] / (len(runs[-1]) if place.is_shared else 1),
         "loss": [statistics.mean(rank["loss"] for rank in ranks) for ranks in runs],
         "parameters": runs[-1][0]["parameters"],

@@ -18,6 +18,9 @@ from systems import SYSTEMS
 #: What torch loads at the first use of one thing or another.
 LAZY = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor")
 
+#: What a run is for: times; memory, with freed blocks given back to the system at once; memory as any user sees it.
+PURPOSES = ("time", "memory", "resident")
+
 
 def warm_up() -> None:
     """Has everything loaded and started that any training needs, so that it counts as no system's memory."""
@@ -62,9 +65,9 @@ def main(flags: list[str]) -> None:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--memory", type=int, required=True, help="1 if this run is for the figure of memory")
+    parser.add_argument("--purpose", choices=PURPOSES, required=True)
     options = parser.parse_args(flags)
-    if options.memory:
+    if options.purpose == "memory":
         memory.keep_nothing()
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.ranks))
@@ -74,7 +77,7 @@ def main(flags: list[str]) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     inputs = make_inputs(options.model, options.batch, options.rank)
     system = SYSTEMS[options.system]
-    if options.memory:
+    if options.purpose != "time":
         warm_up()
     for name in system.imports:
         importlib.import_module(name)
@@ -89,11 +92,13 @@ def main(flags: list[str]) -> None:
             training.finish()  # what it still sends belongs to the steps before
             dist.barrier()
             sent = sent_bytes(options.interface)
+            first_peak = memory.peak()
+            memory.reset_peak()
         start = time.perf_counter()
         loss = training.train(*inputs)
         if step >= options.warmup:
             times.append(time.perf_counter() - start)
-    peak = memory.peak()
+    later_peak = memory.peak()
     training.finish()
     dist.barrier()
     result = {
@@ -101,7 +106,8 @@ def main(flags: list[str]) -> None:
         "times": times,
         "sent": (sent_bytes(options.interface) - sent) / options.steps,
         "bare": bare,
-        "peak": peak,
+        "peak": max(first_peak, later_peak),
+        "later_peak": later_peak,
         "loss": loss.item(),
     }
     (options.folder / f"{options.rank}.json").write_text(json.dumps(result))

@@ -59,17 +59,18 @@ class Report:
             return f"Not run: {found['not_run']['all']}.\n"
         fastest = min(row["ms"] for row in systems.values())
         rows = [
-            "| | ms/step | range | x fastest | memory, MB | sent per step, MB |",
-            "| --- | --- | --- | --- | --- | --- |",
+            "| | ms/step | range | x fastest | memory, MB | later steps | resident | sent per step, MB |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for system, row in systems.items():
             relative = row["ms"] / fastest
             rows.append(
                 f"| {_bold(SYSTEMS[system])} | {row['ms']:.0f} | {_range(row['rounds_ms'])} | {relative:.2f} "
-                f"| {row['memory'] / 1e6:.0f} | {row['sent'] / 1e6:.1f} |"
+                f"| {row['memory'] / 1e6:.0f} | {_megabytes(row, 'later_memory')} | {_megabytes(row, 'resident')} "
+                f"| {row['sent'] / 1e6:.1f} |"
             )
         for system, reason in found["not_run"].items():
-            rows.append(f"| {SYSTEMS[system].label} | not run: {reason.replace('|', '/')} | | | | |")
+            rows.append(f"| {SYSTEMS[system].label} | not run: {reason.replace('|', '/')} | | | | | | |")
         self.pictures[name] = bars(
             [SYSTEMS[system].label.replace("`", "") for system in systems],
             [(row["ms"], min(row["rounds_ms"]), max(row["rounds_ms"])) for row in systems.values()],
@@ -200,6 +201,10 @@ class Report:
 
 def _bold(system) -> str:
     return f"**{system.label}**" if system.is_ours else system.label
+
+
+def _megabytes(row: dict, key: str) -> str:
+    return f"{row[key] / 1e6:.0f}" if key in row else "-"  # older results lack it
 
 
 def _range(values: list[float]) -> str:

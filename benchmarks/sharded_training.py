@@ -6,8 +6,9 @@
 Every system runs in fresh processes, in turn, for three rounds; with --full, those that come close to the fastest run
 for six more. A step's time is the median over a run's steps, on the slowest rank; the figure is the median over the
 rounds, and counts only if the final loss agrees with the others'. Memory is the peak of resident memory over the bare
-model, in a run of its own in which freed blocks go back to the system at once. Bytes are those that the network
-interface counted. One file of results for each row.
+model, in a run of its own in which freed blocks go back to the system at once: of the whole run, and of its later steps.
+A second such run leaves the allocator as it is. Bytes are those that the network interface counted. One file of results
+for each row.
 """
 
 import argparse
@@ -79,18 +80,16 @@ def measure(name: str, row: Row) -> dict:
         with private_loopback() as network:
             figures = compare(row.systems, row.work, Place([network] * row.work.ranks))
     # What one rank alone needs beside weights, gradients and states: for the formula of memory.
-    alone = run("alone", dataclasses.replace(row.work, ranks=1), Place([None]), is_for_memory=True)[0]
+    alone = run("alone", dataclasses.replace(row.work, ranks=1), Place([None]), "memory")[0]
     return {"row": name, "link": row.link, **figures, "alone": alone["peak"] - alone["bare"]}
 
 
 def printed(figures: dict) -> str:
-    lines = [f"{'':18s} {'ms/step':>8s} {'range':>15s} {'memory':>8s} {'sent':>8s} {'loss':>8s}"]
+    lines = [f"{'':18s} {'ms/step':>8s} {'range':>15s} {'memory':>8s} {'later':>8s} {'resident':>8s} {'sent':>8s} {'loss':>8s}"]
     for name, row in figures["systems"].items():
         low, high = min(row["rounds_ms"]), max(row["rounds_ms"])
-        lines.append(
-            f"{name:18s} {row['ms']:8.1f} {low:7.1f}-{high:7.1f} {row['memory'] / 1e6:8.1f} {row['sent'] / 1e6:8.1f} "
-            f"{row['loss'][-1]:8.5f}"
-        )
+        sizes = " ".join(f"{row[key] / 1e6:8.1f}" for key in ("memory", "later_memory", "resident", "sent"))
+        lines.append(f"{name:18s} {row['ms']:8.1f} {low:7.1f}-{high:7.1f} {sizes} {row['loss'][-1]:8.5f}")
     return "\n".join([*lines, *(f"{name}: not run: {reason}" for name, reason in figures["not_run"].items())])
 
 

@@ -42,6 +42,7 @@ store::State CheckpointBase::state() {
   const CheckpointContext context = describe();
   store::State state(rank_, ranks_);
   for (const auto& [name, part] : parts_) {
+    state.add_part(name);
     part->save(prefix_ + name, context, state);
   }
   return state;

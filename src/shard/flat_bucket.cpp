@@ -1,3 +1,4 @@
+#include "arriving_values.h"
 #include "flat_memory.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/flat_bucket.h>
@@ -87,7 +88,8 @@ FlatBucket::FlatBucket(std::shared_ptr<const ShardLayout> layout, size_t index, 
       rank_(rank),
       parameters_(std::move(parameters)),
       precision_(precision),
-      own_pieces_(layout_->pieces(rank, index)) {
+      own_pieces_(layout_->pieces(rank, index)),
+      arriving_(std::make_shared<ArrivingValues>()) {
   bind();
 }
 
@@ -113,6 +115,7 @@ void FlatBucket::bind() {
   flat_ = empty_flat(layout().length(), at::device(first.device()).dtype(first.scalar_type()));
   flat_.zero_();
   placeholders_.assign(slots.size(), at::Tensor());
+  awaited_.clear();
   versions_.assign(slots.size(), -1);
   const auto before = std::exchange(places_, {});
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -167,7 +170,7 @@ bool FlatBucket::is_bound() const {
   bool is_bound = true;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Slot& slot = layout().slots[i];
-    if (parameter(i).tensor.const_data_ptr() != start + slot.offset * flat_.element_size()) {
+    if (!is_awaited(i) && parameter(i).tensor.const_data_ptr() != start + slot.offset * flat_.element_size()) {
       check_fits(parameter(i), slot);
       is_bound = false;
     }
@@ -221,8 +224,7 @@ void FlatBucket::reshard() {
   own_ = empty_flat(shard().numel(), flat_.options());
   own_.copy_(shard());
   for (size_t i = 0; i < places_.size(); ++i) {
-    at::Tensor tensor = parameter(i).tensor;
-    tensor.set_data(placeholder(i));
+    become(parameter(i).tensor, placeholder(i));
   }
   point_places_at(nullptr);
   reallocate(flat_, 0);
@@ -237,17 +239,34 @@ void FlatBucket::start_unshard(const comm::Group& group) {
     shard().copy_(std::exchange(own_, at::Tensor()));
   }
   const bool is_narrow = !was_sharded && gather_dtype() != flat_.scalar_type();
-  if (is_narrow) {
-    narrow_ = empty_flat(flat_.numel(), flat_.options().dtype(gather_dtype()));
-  }
-  const at::Tensor& target = is_narrow ? narrow_ : flat_;
+  const at::Tensor target =
+      is_narrow ? empty_flat(flat_.numel(), flat_.options().dtype(gather_dtype())) : flat_;
   const at::Tensor own = shard_of(target);
   if (has_master() && !was_sharded) {
     own.copy_(master_);
   }
-  work_ = comm::all_gather(group, target, own, c10::str("parameters of bucket ", index_),
-                           layout().bounds);
+  arriving_->start(comm::all_gather(group, target, own, c10::str("parameters of bucket ", index_),
+                                    layout().bounds),
+                   target, flat_);
+  if (!was_sharded) {
+    await_values();
+  }
   state_ = State::kUnsharding;
+}
+
+/// See Note [Reading what is being gathered].
+void FlatBucket::await_values() {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (awaited_.size() == i) {
+      awaited_.push_back(make_awaited(arriving_, places_[i]));
+    }
+    become(parameter(i).tensor, awaited_[i]);
+  }
+}
+
+bool FlatBucket::is_awaited(size_t slot) const {
+  return slot < awaited_.size() &&
+         &storage_of(parameter(slot).tensor) == &storage_of(awaited_[slot]);
 }
 
 void FlatBucket::wait() {
@@ -255,20 +274,22 @@ void FlatBucket::wait() {
     return;
   }
   const at::NoGradGuard no_grad;
-  std::exchange(work_, {}).wait();
-  if (narrow_.defined()) {
-    flat_.copy_(std::exchange(narrow_, at::Tensor()));
-  }
-  if (!are_placed()) {
+  arriving_->wait();
+  const bool was_sharded = !are_placed();
+  if (was_sharded) {
     check_not_replaced();
     point_places_at(flat_.const_data_ptr());
-    for (size_t i = 0; i < places_.size(); ++i) {
-      at::Tensor tensor = parameter(i).tensor;
-      tensor.set_data(places_[i]);
+  }
+  for (size_t i = 0; i < places_.size(); ++i) {
+    // Unless it was read meanwhile, or given other data.
+    if (was_sharded || is_awaited(i)) {
+      become(parameter(i).tensor, places_[i]);
     }
   }
   state_ = State::kUnsharded;
 }
+
+comm::Work FlatBucket::work() const { return arriving_->work(); }
 
 // Precision.
 

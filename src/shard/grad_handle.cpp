@@ -1,3 +1,4 @@
+#include "wrapper_key.h"
 #include <fairshard/shard/grad_handle.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,14 +17,12 @@
 namespace fairshard::shard {
 namespace {
 
-constexpr auto kHandleKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
-
 /// See Note [Handles in .grad].
 class GradHandle final : public c10::TensorImpl {
  public:
   GradHandle(std::weak_ptr<ShardedGradients> gradients, size_t parameter, at::IntArrayRef sizes,
              at::IntArrayRef strides, const at::TensorOptions& options)
-      : TensorImpl(c10::DispatchKeySet(kHandleKey), options.dtype(), options.device()),
+      : TensorImpl(c10::DispatchKeySet(kWrapperKey), options.dtype(), options.device()),
         gradients_(std::move(gradients)),
         identity_(gradients_.lock().get()),
         parameter_(parameter) {
@@ -71,7 +70,7 @@ class GradHandle final : public c10::TensorImpl {
 };
 
 const GradHandle* as_handle(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.key_set().has(kHandleKey)
+  return tensor.defined() && tensor.key_set().has(kWrapperKey)
              ? dynamic_cast<const GradHandle*>(tensor.unsafeGetTensorImpl())
              : nullptr;
 }
@@ -234,15 +233,11 @@ class Call {
   std::vector<const GradHandle*> handles_;
 };
 
-void run_with_handles(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Call(op, *stack).run();
-}
-
-const c10::RegistrationHandleRAII registration = c10::Dispatcher::singleton().registerFallback(
-    kHandleKey, c10::KernelFunction::makeFromBoxedFunction<&run_with_handles>(),
-    "fairshard: handles on sharded gradients");
-
 }  // namespace
+
+void run_with_handles(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  Call(op, stack).run();
+}
 
 at::Tensor make_grad_handle(std::weak_ptr<ShardedGradients> gradients, size_t parameter,
                             const at::Tensor& parameter_tensor) {

@@ -53,7 +53,10 @@ std::string write_share(const State& state, const std::string& path) {
     tensors.push_back(to_write(entry));
   }
   const auto checksums = write_safetensors(path, tensors, {{"format", "pt"}});
-  Json json{{"bytes", file_length(path)}, {"tensors", Json::array()}, {"values", Json::object()}};
+  Json json{{"bytes", file_length(path)},
+            {"parts", state.parts()},
+            {"tensors", Json::array()},
+            {"values", Json::object()}};
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& entry = state.entries()[i];
     json["tensors"].push_back({{"key", entry.key},
@@ -75,10 +78,17 @@ Manifest merge_shares(const std::vector<std::string>& shares, int64_t step) {
   Manifest manifest;
   manifest.step = step;
   manifest.world_size = static_cast<int64_t>(shares.size());
+  Json parts;
   for (size_t rank = 0; rank < shares.size(); ++rank) {
     const Json share = parse_json(shares[rank], c10::str("the share of rank ", rank));
     manifest.files.push_back({shard_name(static_cast<int64_t>(rank), manifest.world_size),
                               share["bytes"].get<int64_t>()});
+    if (rank == 0) {
+      parts = share["parts"];
+    }
+    TORCH_CHECK_VALUE(share["parts"] == parts, "rank ", rank, " saves the parts ",
+                      dump_json(share["parts"], "parts"), ", but rank 0 ",
+                      dump_json(parts, "parts"), ": all ranks save the same ones in one order");
     for (const auto& item : share["tensors"]) {
       merge_tensor(manifest, rank, item);
     }

@@ -22,6 +22,8 @@ struct Precision {
   std::optional<at::ScalarType> gather_dtype;
 };
 
+class ArrivingValues;
+
 /// Parameters of one bucket as views of one flat tensor, in place: they keep their sizes and
 /// strides, and each has a storage of its own over the bucket's memory, so that saving one does not
 /// save its neighbours. The bucket is gathered without any packing.
@@ -29,8 +31,9 @@ struct Precision {
 /// Note [States of a bucket]: unsharded, all values are in place. Sharded, this rank has only its
 /// own range; the rest of the memory is freed, and whoever reads a parameter gets an error that
 /// names it. Unsharding, an all-gather is under way, from either: after a step the range has new
-/// values and the rest old ones. What autograd has saved of a parameter is on the same storage,
-/// which has its memory back, with the same values, when backward needs it.
+/// values and the rest old ones, and whoever reads a parameter waits. What autograd has saved of a
+/// parameter is on the same storage, which has its memory back, with the same values, when backward
+/// needs it.
 ///
 /// Note [Version counters]: gathers and optimizers write to the flat tensor, which autograd does
 /// not see. mark_stepped() moves the parameters' version counters, so that a backward through a
@@ -69,7 +72,7 @@ class FlatBucket {
   /// Returns when all values are in place, if they are under way.
   void wait();
   /// What brings them.
-  const comm::Work& work() const { return work_; }
+  comm::Work work() const;
 
   /// Whether the parameters are still where this has put them. Throws if one was replaced by
   /// something that does not fit.
@@ -93,6 +96,8 @@ class FlatBucket {
   at::Tensor make_place(size_t slot) const;
   void point_places_at(const void* start);
   const at::Tensor& placeholder(size_t slot);
+  void await_values();
+  bool is_awaited(size_t slot) const;
 
   std::shared_ptr<const ShardLayout> layout_;
   size_t index_;
@@ -103,16 +108,16 @@ class FlatBucket {
   State state_ = State::kUnsharded;
   at::Tensor flat_;
   at::Tensor master_;
-  /// Of each parameter, a tensor like it over its part of the memory, and what it is while sharded.
+  /// Of each parameter, a tensor like it over its part of the memory, what it is while sharded, and
+  /// while new values are on their way.
   std::vector<at::Tensor> places_;
   std::vector<at::Tensor> placeholders_;
+  std::vector<at::Tensor> awaited_;
   /// How often each parameter had been written to when master weights last followed it.
   std::vector<int64_t> versions_;
   /// While sharded, what this rank keeps.
   at::Tensor own_;
-  comm::Work work_;
-  /// What arrives, if it is narrower than the parameters.
-  at::Tensor narrow_;
+  std::shared_ptr<ArrivingValues> arriving_;
 };
 
 /// The part of `flat`, laid out like the parameter's bucket, that has its sizes and strides.

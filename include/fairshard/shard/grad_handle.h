@@ -15,8 +15,7 @@ namespace fairshard::shard {
 /// gradient (collective: all ranks ask for them); what changes every element alike, in place,
 /// changes this rank's shard; anything else is refused with the reason, an optimizer's step on the
 /// parameters for instance. Setting .grad to None drops the shard. It is a TensorImpl with a
-/// dispatch key of its own, so that C++ and Python have the same; of the keys that no part of torch
-/// uses, the one meant for wrappers is called TESTING_ONLY_GenericWrapper.
+/// dispatch key of its own (wrapper_key.h), so that C++ and Python have the same.
 class ShardedGradients {
  public:
   virtual ~ShardedGradients() = default;

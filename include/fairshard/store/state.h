@@ -39,6 +39,9 @@ class State {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
+  /// Says that all ranks save a part of this name. Ranks whose parts differ do not save: a part that
+  /// only some have would be lost without a word.
+  void add_part(const std::string& name) { parts_.push_back(name); }
   /// A tensor that all ranks have alike. It is written once: a large one by all ranks, each its
   /// even range, so that they share the work whatever the sizes are; a small one by the rank that
   /// has had least of these so far, so that there are not many tiny pieces.
@@ -57,6 +60,7 @@ class State {
   /// A value that only ranks which call this have; one of them for each key.
   void add_own_value(const std::string& key, const std::string& json);
 
+  const std::vector<std::string>& parts() const { return parts_; }
   const std::vector<Entry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& values() const { return values_; }
   /// Replaces tensors by what `copy` makes of them, to be saved while the originals change.
@@ -67,6 +71,7 @@ class State {
   int ranks_;
   /// Bytes of small tensors that each rank has so far.
   std::vector<int64_t> loads_;
+  std::vector<std::string> parts_;
   std::vector<Entry> entries_;
   std::map<std::string, std::string> values_;
 };

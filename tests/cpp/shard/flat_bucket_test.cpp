@@ -107,6 +107,48 @@ TEST_P(FlatBucketRanks, WhatAutogradHasSavedComesBack) {
   });
 }
 
+TEST_P(FlatBucketRanks, WhoReadsAParameterThatIsOnItsWayWaitsForIt) {
+  run_ranks(GetParam(), [](const comm::Group& group) {
+    OneBucket one(group, test::make_parameters(kSizes));
+    const at::Tensor before = one[0].detach();
+    {
+      const at::NoGradGuard no_grad;
+      one.bucket.shard().add_(1);  // as a step does
+    }
+    one.bucket.mark_stepped();
+    const auto version = one[0]._version();
+    one.bucket.start_unshard(group);
+    expect_error([&] { one[0].data_ptr(); }, {"being gathered", "wait_for_parameters"});
+    const at::Tensor detached = one[1].variable_data();
+    const at::Tensor stacked = at::cat({one[0], one[1], one[2]});
+    EXPECT_TRUE(at::equal(one[0], initial_values(0, kSizes[0]) + 1));
+    EXPECT_TRUE(at::equal(detached, initial_values(1, kSizes[1]) + 1));
+    EXPECT_TRUE(at::equal(stacked.narrow(0, 0, kSizes[0]), initial_values(0, kSizes[0]) + 1));
+    EXPECT_TRUE(stacked.requires_grad());
+    EXPECT_EQ(one[0].data_ptr(), before.data_ptr()) << "it is where it was";
+    EXPECT_EQ(one[0]._version(), version);
+    EXPECT_EQ(one.bucket.state(), State::kUnsharding);
+    EXPECT_TRUE(one.bucket.is_bound());
+    one.bucket.wait();
+    EXPECT_TRUE(one.bucket.is_bound());
+    EXPECT_TRUE(at::equal(one[2], initial_values(2, kSizes[2]) + 1));
+  });
+}
+
+TEST_P(FlatBucketRanks, DataGivenToAParameterThatIsOnItsWayIsKept) {
+  run_ranks(GetParam(), [](const comm::Group& group) {
+    OneBucket one(group, test::make_parameters(kSizes));
+    one.bucket.start_unshard(group);
+    at::Tensor tensor = one[2];
+    tensor.set_data(at::full({kSizes[2]}, 5.F));
+    one.bucket.wait();
+    EXPECT_FALSE(one.bucket.is_bound());
+    one.bucket.bind();
+    EXPECT_TRUE(at::equal(one[2], at::full({kSizes[2]}, 5.F)));
+    EXPECT_TRUE(at::equal(one[0], initial_values(0, kSizes[0])));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(, FlatBucketRanks, testing::Values(1, 2, 3));
 
 TEST(FlatBucket, DataGivenToAShardedParameterIsRefused) {

@@ -38,3 +38,15 @@ def test_folders_of_which_none_can_be_used_are_refused(tmp_path):
     for look in (checkpoint.load, lambda: latest(tmp_path)):
         with pytest.raises(ValueError, match="none of them can be used"):
             look()
+
+
+def _save_other_parts(rank, world_size, folder):
+    parts = {"run": {"epoch": 3}} | ({"own": {"note": "of rank 1"}} if rank == 1 else {})
+    with pytest.raises((RuntimeError, ValueError), match=r'rank 1 saves the parts \["run","own"\], but rank 0 \["run"\]'):
+        Checkpoint(folder, parts, timeout_s=20).save(1)
+    torch.distributed.barrier()
+    assert latest(folder) is None
+
+
+def test_a_part_that_only_one_rank_has_is_not_lost_without_a_word(run_ranks, tmp_path):
+    run_ranks(2, _save_other_parts, tmp_path)

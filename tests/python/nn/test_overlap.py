@@ -139,3 +139,51 @@ def _another_way(rank, world_size):
 
 def test_evaluation_that_uses_a_child_directly_which_training_calls(run_ranks):
     assert all(run_ranks(2, _another_way))
+
+
+class Curious(Model):
+    """Reads weights of modules below it before these are called, and after: by themselves and through a view."""
+
+    def forward(self, x):
+        penalty = sum(block.never_called.weight.square().mean() for block in self.blocks)
+        scale = torch.stack([p.detach().abs().max() for p in self.blocks[1].parameters()]).max()
+        return super().forward(x) * scale + penalty + self.blocks[0].attention.in_proj_weight.data.mean()
+
+
+def trained_average(model, parallel, optimizer, rank):
+    """Trains, and reads all parameters right after each step, for a moving average."""
+    average = [p.detach().clone() for p in model.parameters()]
+    for step in range(STEPS):
+        loss_of(parallel(inputs(rank, step))).backward()
+        be_late(rank)
+        optimizer.step()
+        with torch.no_grad():
+            if step % 2:
+                torch._foreach_lerp_(average, list(model.parameters()), 0.5)
+            else:
+                for mean, p in zip(average, model.parameters(), strict=True):
+                    mean.lerp_(p.data, 0.5)
+        optimizer.zero_grad()
+    return average
+
+
+def _read_on_the_way(rank, world_size):
+    plain = Curious().to(device())
+    theirs = trained_average(
+        plain, DistributedDataParallel(plain), torch.optim.AdamW(plain.parameters(), **OPTIONS), rank
+    )
+    for options in {}, {"step_in_backward": True}, {"gather_dtype": torch.float32}:
+        model = Curious().to(device())
+        optimizer = OSS(
+            model.parameters(), torch.optim.AdamW, bucket_bytes=600, overlap_gather=True, **options, **OPTIONS
+        )
+        parallel = ShardedDataParallel(model, optimizer)
+        ours = trained_average(model, parallel, optimizer, rank)
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.equal(b), options
+        check(parallel.state_dict(), plain, options)
+    return True
+
+
+def test_whoever_reads_a_parameter_that_is_on_its_way_waits_for_it(run_ranks):
+    assert all(run_ranks(2, _read_on_the_way))
