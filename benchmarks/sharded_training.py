@@ -85,7 +85,8 @@ def measure(name: str, row: Row) -> dict:
 
 
 def printed(figures: dict) -> str:
-    lines = [f"{'':18s} {'ms/step':>8s} {'range':>15s} {'memory':>8s} {'later':>8s} {'resident':>8s} {'sent':>8s} {'loss':>8s}"]
+    heads = " ".join(f"{head:>8s}" for head in ("memory", "later", "resident", "sent", "loss"))
+    lines = [f"{'':18s} {'ms/step':>8s} {'range':>15s} {heads}"]
     for name, row in figures["systems"].items():
         low, high = min(row["rounds_ms"]), max(row["rounds_ms"])
         sizes = " ".join(f"{row[key] / 1e6:8.1f}" for key in ("memory", "later_memory", "resident", "sent"))

@@ -170,7 +170,8 @@ bool FlatBucket::is_bound() const {
   bool is_bound = true;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Slot& slot = layout().slots[i];
-    if (!is_awaited(i) && parameter(i).tensor.const_data_ptr() != start + slot.offset * flat_.element_size()) {
+    if (!is_awaited(i) &&
+        parameter(i).tensor.const_data_ptr() != start + slot.offset * flat_.element_size()) {
       check_fits(parameter(i), slot);
       is_bound = false;
     }

@@ -39,8 +39,8 @@ class State {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  /// Says that all ranks save a part of this name. Ranks whose parts differ do not save: a part that
-  /// only some have would be lost without a word.
+  /// Says that all ranks save a part of this name. Ranks whose parts differ do not save: a part
+  /// that only some have would be lost without a word.
   void add_part(const std::string& name) { parts_.push_back(name); }
   /// A tensor that all ranks have alike. It is written once: a large one by all ranks, each its
   /// even range, so that they share the work whatever the sizes are; a small one by the rank that

@@ -42,7 +42,9 @@ def test_folders_of_which_none_can_be_used_are_refused(tmp_path):
 
 def _save_other_parts(rank, world_size, folder):
     parts = {"run": {"epoch": 3}} | ({"own": {"note": "of rank 1"}} if rank == 1 else {})
-    with pytest.raises((RuntimeError, ValueError), match=r'rank 1 saves the parts \["run","own"\], but rank 0 \["run"\]'):
+    with pytest.raises(
+        (RuntimeError, ValueError), match=r'rank 1 saves the parts \["run","own"\], but rank 0 \["run"\]'
+    ):
         Checkpoint(folder, parts, timeout_s=20).save(1)
     torch.distributed.barrier()
     assert latest(folder) is None
