@@ -6,9 +6,9 @@
 Every system runs in fresh processes, in turn, for three rounds; with --full, those that come close to the fastest run
 for six more. A step's time is the median over a run's steps, on the slowest rank; the figure is the median over the
 rounds, and counts only if the final loss agrees with the others'. Memory is the peak of resident memory over the bare
-model, in a run of its own in which freed blocks go back to the system at once: of the whole run, and of its later steps.
-A second such run leaves the allocator as it is. Bytes are those that the network interface counted. One file of results
-for each row.
+model, in a run of its own in which freed blocks go back to the system at once: of the whole run, and of its later
+steps. A second such run leaves the allocator as it is. Bytes are those that the network interface counted. One file of
+results for each row.
 """
 
 import argparse
