@@ -12,6 +12,7 @@ exclude_patterns = ["README.md"]
 html_theme = "furo"
 html_title = f"fairshard {version}"
 html_copy_source = False
+html_show_copyright = False
 html_show_search_summary = False  # they would be fetched, which a browser refuses for files without a server
 myst_heading_anchors = 3
 
