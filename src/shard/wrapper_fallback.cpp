@@ -1,6 +1,5 @@
-#include "wrapper_key.h"
-
 #include "arriving_values.h"
+#include "wrapper_key.h"
 
 #include <algorithm>
 
