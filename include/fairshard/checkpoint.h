@@ -93,8 +93,8 @@ class Checkpoint : public CheckpointBase {
     static_assert(Checkpointable<Other>,
                   "Checkpoint::add takes a torch::nn module (model or *model), an optimizer, a "
                   "ShardedGradScaler, a LearningRate, a SlowMoDistributedDataParallel, a tensor, a "
-                  "pointer to a number, a string or a vector of these, or a "
-                  "shared_ptr<CheckpointPart>");
+                  "pointer to a number (a long double would be rounded), a string or a vector of "
+                  "these, or a shared_ptr<CheckpointPart>");
     return *this;
   }
 
