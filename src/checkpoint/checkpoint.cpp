@@ -123,6 +123,40 @@ Checkpoint& Checkpoint::add(const std::string& name, SlowMoBase& slowmo) {
   return add(name, parts::make_outer_part(slowmo.loop_.synchroniser()));
 }
 
+Checkpoint& Checkpoint::add(const std::string& name, Ema& ema) {
+  parts::ModuleAccess access;
+  access.items = [&ema] {
+    std::vector<parts::ModuleItem> items{{"updates", std::to_string(ema.updates())}};
+    for (const auto& [own, average] : ema.averages()) {
+      // All ranks have them alike, but they are not what an optimizer steps.
+      items.push_back({own, average});
+    }
+    return items;
+  };
+  access.set_values = [&ema](const std::map<std::string, std::string>& values) {
+    ema.set_updates(store::to_count(store::parse_json(values.at("updates"), "updates"), "updates"));
+  };
+  return add(name, parts::make_module_part(access));
+}
+
+Checkpoint& Checkpoint::add(const std::string& name, ResumableSampler& sampler) {
+  return add(name, json_part(
+                       [&sampler] {
+                         return Json{{"samples", sampler.samples()},
+                                     {"seed", sampler.options().seed()},
+                                     {"epoch", sampler.epoch()},
+                                     {"position", sampler.position()}};
+                       },
+                       [&sampler](const Json& json) {
+                         const auto samples = json.at("samples").get<int64_t>();
+                         TORCH_CHECK_VALUE(samples == sampler.samples(), "a sampler of ", samples,
+                                           " samples, but there are ", sampler.samples());
+                         sampler.go_to(json.at("epoch").get<int64_t>(),
+                                       json.at("position").get<int64_t>());
+                         sampler.set_seed(json.at("seed").get<uint64_t>());
+                       }));
+}
+
 Checkpoint& Checkpoint::add(const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined() && tensor.layout() == at::kStrided, "the part '", name,
                     "' of a checkpoint must be a dense tensor, but is ",

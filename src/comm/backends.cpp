@@ -59,8 +59,7 @@ std::string bind_of_environment() {
 }
 
 BackendPtr make_backend(const StorePtr& store, int rank, int size, double timeout_s) {
-  return DirectBackend::over_gloo(store, rank, size, bind_of_environment(),
-                                  to_timeout(timeout_s));
+  return DirectBackend::over_gloo(store, rank, size, bind_of_environment(), to_timeout(timeout_s));
 }
 
 ProcessGroupPtr decorated(const ProcessGroupPtr& process_group) {

@@ -58,8 +58,7 @@ Group::State::State(c10::intrusive_ptr<c10d::ProcessGroup> group)
       rank(given ? given->getRank() : -1),
       size(given ? given->getSize() : 0) {}
 
-Group::State::State(int outside_of, int local)
-    : rank(-1), size(outside_of), local_rank(local) {}
+Group::State::State(int outside_of, int local) : rank(-1), size(outside_of), local_rank(local) {}
 
 void Group::State::require_member(const char* user) const {
   TORCH_CHECK_VALUE(rank >= 0, user, ": this process is not in the group of ", size, " ranks");

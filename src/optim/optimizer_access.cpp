@@ -286,6 +286,10 @@ std::vector<std::string> field_names(const Optimizer& base, bool only_required) 
 
 }  // namespace
 
+std::vector<std::string> state_field_names(const Optimizer& optimizer) {
+  return field_names(optimizer, /*only_required=*/false);
+}
+
 void zero_state(Optimizer& optimizer, const at::Tensor& tensor,
                 const std::vector<std::string>& fields) {
   const auto found = optimizer.state().find(tensor.unsafeGetTensorImpl());

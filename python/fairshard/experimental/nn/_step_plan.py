@@ -35,6 +35,6 @@ def plan_steps(worker: Any, optimizer: torch.optim.Optimizer, model: torch.nn.Mo
     if lacking := worker.without_plan():
         names = [name for name, own in model.named_parameters() if own is lacking[0]]
         raise ValueError(
-            f"{len(lacking)} parameter(s) of the offloaded model ({names[0]!r} of shape {list(lacking[0].shape)} is the "
-            "first) require a gradient, but are not in the optimizer: give it to it or freeze it"
+            f"{len(lacking)} parameter(s) of the offloaded model ({names[0]!r} of shape {list(lacking[0].shape)} is "
+            "the first) require a gradient, but are not in the optimizer: give it to it or freeze it"
         )
