@@ -124,19 +124,20 @@ Checkpoint& Checkpoint::add(const std::string& name, SlowMoBase& slowmo) {
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, Ema& ema) {
-  parts::ModuleAccess access;
-  access.items = [&ema] {
-    std::vector<parts::ModuleItem> items{{"updates", std::to_string(ema.updates())}};
+  // Not as a module: its parameters would have the names of those that an optimizer looks for.
+  const auto list = [&ema] {
+    std::vector<std::pair<std::string, parts::Part>> all;
     for (const auto& [own, average] : ema.averages()) {
-      // All ranks have them alike, but they are not what an optimizer steps.
-      items.push_back({own, average});
+      all.emplace_back(own, parts::make_tensor_part(average));
     }
-    return items;
+    const auto set = [&ema](const Json& json) {
+      ema.set_updates(store::to_count(json, "updates"));
+    };
+    // A slash: no parameter is named so.
+    all.emplace_back("state/updates", json_part([&ema] { return Json(ema.updates()); }, set));
+    return all;
   };
-  access.set_values = [&ema](const std::map<std::string, std::string>& values) {
-    ema.set_updates(store::to_count(store::parse_json(values.at("updates"), "updates"), "updates"));
-  };
-  return add(name, parts::make_module_part(access));
+  return add(name, parts::make_group_part(list));
 }
 
 Checkpoint& Checkpoint::add(const std::string& name, ResumableSampler& sampler) {

@@ -11,6 +11,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -35,7 +37,7 @@ std::string folder_of(const std::string& path) {
 
 /// What a folder has.
 std::string model_in(const std::string& folder) {
-  for (const std::string name : {std::string(kFile), std::string(kFile) + kIndexEnd}) {
+  for (const std::string& name : {std::string(kFile), std::string(kFile) + kIndexEnd}) {
     if (is_there(folder + "/" + name)) {
       return folder + "/" + name;
     }
@@ -64,10 +66,12 @@ std::vector<std::vector<TensorToWrite>> divided(const std::vector<TensorToWrite>
   return files;
 }
 
-void write_one(const std::string& path, const std::vector<TensorToWrite>& tensors) {
-  PendingFile pending(path, PendingFile::Existing::kKeep);
-  write_safetensors(pending.temporary_path(), tensors, {{"format", "pt"}});
-  pending.publish();
+/// Not yet under its name.
+std::unique_ptr<PendingFile> write_pending(const std::string& path,
+                                           const std::vector<TensorToWrite>& tensors) {
+  auto pending = std::make_unique<PendingFile>(path, PendingFile::Existing::kKeep);
+  write_safetensors(pending->temporary_path(), tensors, {{"format", "pt"}});
+  return pending;
 }
 
 /// "model-00001-of-00003.safetensors", without the folder.
@@ -96,6 +100,8 @@ void ModelFiles::open_index(const std::string& index) {
   std::map<std::string, size_t> numbers;
   for (const auto& [name, value] : member(json, "weight_map", index).items()) {
     const std::string& file = to_text(value, index + ": the file of '" + name + "'");
+    check_name(name, index);
+    check_name(file, index);
     TORCH_CHECK_VALUE(!file.empty() && file[0] != '.' && file.find('/') == std::string::npos, index,
                       ": tensor '", name, "' is in '", file, "', which is not a file beside it");
     const auto [found, is_new] = numbers.emplace(file, files_.size());
@@ -135,7 +141,7 @@ void write_model_files(const std::string& file, const std::vector<TensorToWrite>
                     ", but must not be negative");
   const auto files = divided(tensors, max_file_bytes);
   if (files.size() == 1) {
-    write_one(file, tensors);
+    write_pending(file, tensors)->publish();
     return;
   }
   PendingFile index(file + kIndexEnd, PendingFile::Existing::kKeep);
@@ -144,9 +150,10 @@ void write_model_files(const std::string& file, const std::vector<TensorToWrite>
   const std::string stem = name.substr(0, name.size() - std::strlen(kEnd));
   Json json{{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
   int64_t total = 0;
+  std::vector<std::unique_ptr<PendingFile>> pending;  // all of them, or none
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string part = part_name(stem, i, files.size());
-    write_one(folder + (folder == "." ? "/" : "") + part, files[i]);
+    pending.push_back(write_pending(folder + (folder == "." ? "/" : "") + part, files[i]));
     for (const TensorToWrite& tensor : files[i]) {
       json["weight_map"][tensor.name] = part;
       total += bytes_of(tensor);
@@ -156,6 +163,9 @@ void write_model_files(const std::string& file, const std::vector<TensorToWrite>
   OutputFile out(index.temporary_path());
   out.write(dump_json(json, file + kIndexEnd));
   out.finish();
+  for (const auto& part : pending) {
+    part->publish();
+  }
   index.publish();
 }
 

@@ -147,6 +147,16 @@ TEST(Ema, ACheckpointHasIt) {
   EXPECT_EQ(resumed.updates(), 1);
   resumed.update();
   EXPECT_TRUE(resumed.averages()[0].second.equal(whole));
+  Checkpoint both(folder.path());
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  loss_of(model->forward(input(0, 0))).backward();
+  optimizer.step();
+  both.add("model", *model).add("ema", ema).add("optimizer", optimizer);
+  both.save(2);
+  Checkpoint without(folder.path());  // names of the optimizer's states do not depend on it
+  without.add("model", *model).add("optimizer", optimizer);
+  const auto report = without.load();
+  EXPECT_TRUE(report->missing.empty());
   test::expect_error([&] { Ema bad(model, EmaOptions().decay(1)); }, {"decay is 1"});
 }
 
