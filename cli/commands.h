@@ -8,6 +8,7 @@ class App;
 
 namespace fairshard::cli {
 
+void add_completion(CLI::App& app);
 void add_consolidate(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);

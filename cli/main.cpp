@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   CLI::App app("Training with fairshard, and tools around it.", "fairshard");
   app.require_subcommand(1);
   app.set_version_flag("--version", "fairshard " FAIRSHARD_VERSION " with torch " TORCH_VERSION);
+  fairshard::cli::add_completion(app);
   fairshard::cli::add_consolidate(app);
   fairshard::cli::add_inspect(app);
   fairshard::cli::add_plan(app);

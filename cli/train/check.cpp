@@ -80,7 +80,7 @@ std::optional<Refusal> find_orphan(const TrainOptions& options, const IsGiven& i
        "--slowmo or --diloco",
        {"--nodes", "--localsgd-frequency", "--slowmo-frequency", "--slowmo-momentum", "--slowmo-lr",
         "--fragments", "--fragment-delay", "--wire"}},
-      {!options.save.empty(), "--save", {"--save-every", "--keep", "--resume"}},
+      {!options.save.empty(), "--save", {"--save-every", "--keep", "--resume", "--resume-from"}},
       {!options.trace.empty(), "--trace", {"--trace-steps"}},
   };
   for (const auto& [has_owner, owner, names] : all) {

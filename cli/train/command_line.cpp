@@ -143,6 +143,9 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
       ->check(whole_number(0));
   app.add_flag("--resume", options.resume,
                "go on from the newest checkpoint in --save, if there is one, with any ranks");
+  app.add_option("--resume-from", options.resume_from,
+                 "go on from the checkpoint of this step in --save, though there may be later ones")
+      ->check(whole_number(0));
   app.add_option("--log", options.log, "JSON lines of all steps, for `fairshard report`");
   app.add_option("--trace", options.trace,
                  "timeline of the first steps, for Perfetto or chrome://tracing");
@@ -231,6 +234,10 @@ void TrainCommandLine::finish() {
   if (const auto refusal = environment.rank == 0 ? prepare_outputs(options_) : std::nullopt) {
     throw CLI::ValidationError(refusal->option, refusal->reason);
   }
+  if (options_.resume_from) {
+    options_.resume = true;
+    check_resume_from();
+  }
   if (!options_.save.empty() && !options_.resume && store::latest_checkpoint(options_.save)) {
     throw CLI::ValidationError("--save",
                                c10::str(*store::latest_checkpoint(options_.save),
@@ -241,6 +248,17 @@ void TrainCommandLine::finish() {
     options_.shard = "none";
   }
   list_options();
+}
+
+/// Rather than after all ranks have started.
+void TrainCommandLine::check_resume_from() const {
+  const auto steps = store::list_checkpoints(options_.save);
+  if (std::find(steps.begin(), steps.end(), *options_.resume_from) == steps.end()) {
+    throw CLI::ValidationError(
+        "--resume-from",
+        c10::str("there is no complete checkpoint of step ", *options_.resume_from, " in ",
+                 options_.save, steps.empty() ? "" : "; there are: ", c10::Join(", ", steps)));
+  }
 }
 
 /// As they are meant: sizes that a name stands for, and the ranks that there are.

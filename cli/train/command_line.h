@@ -22,6 +22,7 @@ class TrainCommandLine {
 
  private:
   void read_config();
+  void check_resume_from() const;
   void list_options();
 
   CLI::App& command_;

@@ -79,6 +79,8 @@ struct TrainOptions {
   int64_t save_every = 100;
   int64_t keep = 3;
   bool resume = false;
+  /// The step of the checkpoint to go on from, if not that of the newest.
+  std::optional<int64_t> resume_from;
   std::string log;
   std::string trace;
   int64_t trace_steps = 20;

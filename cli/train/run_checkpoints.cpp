@@ -11,6 +11,8 @@ RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& opt
                                Strategy& strategy, ShardedGradScaler* scaler)
     : folder_(options.save),
       save_every_(options.save_every),
+      resume_from_(options.resume_from),
+      is_first_rank_(group.rank() == 0),
       strategy_(strategy),
       sizes_(options.model),
       batch_(options.batch) {
@@ -33,9 +35,22 @@ void RunCheckpoints::claim() {
   }
 }
 
+std::optional<LoadReport> RunCheckpoints::load() {
+  if (!checkpoint_ || !resume_from_) {
+    return checkpoint_ ? checkpoint_->load() : std::nullopt;
+  }
+  const auto steps = store::list_checkpoints(folder_);
+  if (is_first_rank_ && !steps.empty() && steps.back() > *resume_from_) {
+    TORCH_WARN("the run goes back to step ", *resume_from_, ", and ", folder_,
+               " has later checkpoints up to step ", steps.back(),
+               ": --resume would go on from that one until this run has saved a later step");
+  }
+  return checkpoint_->load_from(folder_ + "/" + store::checkpoint_name(*resume_from_));
+}
+
 std::optional<int64_t> RunCheckpoints::resume() {
   const int64_t batch = batch_;
-  const auto report = checkpoint_ ? checkpoint_->load() : std::nullopt;
+  const auto report = load();
   if (!report) {
     return std::nullopt;
   }

@@ -22,7 +22,7 @@ class RunCheckpoints {
 
   /// Takes the folder for this run, or throws.
   void claim();
-  /// Loads the newest checkpoint, if --resume asks for it and there is one; returns its step.
+  /// Loads the newest checkpoint, if there is one, or that of --resume-from; returns its step.
   std::optional<int64_t> resume();
 
   bool is_due(int64_t step) const {
@@ -41,11 +41,14 @@ class RunCheckpoints {
   std::vector<Saved> take_saved() { return std::exchange(complete_, {}); }
 
  private:
+  std::optional<LoadReport> load();
   void finish();
   void note(int64_t step);
 
   std::string folder_;
   int64_t save_every_;
+  std::optional<int64_t> resume_from_;
+  bool is_first_rank_;
   Strategy& strategy_;
   /// What values point to.
   gpt::GptOptions sizes_;

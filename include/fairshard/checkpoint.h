@@ -2,7 +2,9 @@
 // Checkpoint: everything that a run consists of, saved by N ranks and loaded by M.
 
 #include <fairshard/checkpoint/value.h>
+#include <fairshard/data/resumable_sampler.h>
 #include <fairshard/module/any_module.h>
+#include <fairshard/nn/ema.h>
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/grad_scaler.h>
 #include <fairshard/optim/schedule.h>
@@ -24,7 +26,8 @@ template <typename T>
 concept Checkpointable =
     AnyModule<T> || std::convertible_to<T&, torch::optim::Optimizer&> ||
     std::convertible_to<T&, ShardedGradScaler&> || std::convertible_to<T&, LearningRate&> ||
-    std::convertible_to<T&, SlowMoBase&> || std::convertible_to<T, const at::Tensor&> ||
+    std::convertible_to<T&, SlowMoBase&> || std::convertible_to<T&, Ema&> ||
+    std::convertible_to<T&, ResumableSampler&> || std::convertible_to<T, const at::Tensor&> ||
     (std::is_pointer_v<std::remove_cvref_t<T>> &&
      CheckpointValue<std::remove_pointer_t<std::remove_cvref_t<T>>>) ||
     std::convertible_to<T, std::shared_ptr<CheckpointPart>>;
@@ -73,6 +76,10 @@ class Checkpoint : public CheckpointBase {
   /// What a rank needs beside the model and the optimizer, which nodes have each their own: all
   /// parts are then saved for each node, and a run goes on with the same nodes and ranks only.
   Checkpoint& add(const std::string& name, SlowMoBase& slowmo);
+  /// The averages, under their parameters' names, and how many updates they have seen.
+  Checkpoint& add(const std::string& name, Ema& ema);
+  /// Its seed and position. It must be of as many samples.
+  Checkpoint& add(const std::string& name, ResumableSampler& sampler);
   /// A tensor that all ranks have alike.
   Checkpoint& add(const std::string& name, const at::Tensor& tensor);
   /// A number, a string, or a vector of these, of which rank 0's is saved.
@@ -92,9 +99,9 @@ class Checkpoint : public CheckpointBase {
   Checkpoint& add(const std::string& /*name*/, Other&& /*part*/) {
     static_assert(Checkpointable<Other>,
                   "Checkpoint::add takes a torch::nn module (model or *model), an optimizer, a "
-                  "ShardedGradScaler, a LearningRate, a SlowMoDistributedDataParallel, a tensor, a "
-                  "pointer to a number, a string or a vector of these, or a "
-                  "shared_ptr<CheckpointPart>");
+                  "ShardedGradScaler, a LearningRate, a SlowMoDistributedDataParallel, an Ema, a "
+                  "ResumableSampler, a tensor, a pointer to a number (a long double would be "
+                  "rounded), a string or a vector of these, or a shared_ptr<CheckpointPart>");
     return *this;
   }
 

@@ -7,8 +7,8 @@ PYBIND11_MODULE(_core, module) {
   fairshard::python::init_comm(module);
   fairshard::python::init_outer(module);
   fairshard::python::init_page(module);
-  fairshard::python::init_scale(module);
   fairshard::python::init_shard(module);
+  fairshard::python::init_scale(module);
   fairshard::python::init_store(module);
   fairshard::python::init_parts(module);
 }

@@ -124,6 +124,8 @@ void bind_worker(py::module_& m) {
           },
           py::arg("rule"), py::arg("options"), py::arg("parameters"), py::arg("get"),
           py::arg("set"), "Options are those of a parameter group of the optimizer.")
+      .def("without_plan", &OptimizerWorker::without_plan,
+           "Parameters that require a gradient and have no plan.")
       .def("set_stepping", &OptimizerWorker::set_stepping)
       .def("wait", &OptimizerWorker::wait, released)
       .def("wait_for_plans", &OptimizerWorker::wait_for_plans, released)

@@ -123,6 +123,41 @@ Checkpoint& Checkpoint::add(const std::string& name, SlowMoBase& slowmo) {
   return add(name, parts::make_outer_part(slowmo.loop_.synchroniser()));
 }
 
+Checkpoint& Checkpoint::add(const std::string& name, Ema& ema) {
+  // Not as a module: its parameters would have the names of those that an optimizer looks for.
+  const auto list = [&ema] {
+    std::vector<std::pair<std::string, parts::Part>> all;
+    for (const auto& [own, average] : ema.averages()) {
+      all.emplace_back(own, parts::make_tensor_part(average));
+    }
+    const auto set = [&ema](const Json& json) {
+      ema.set_updates(store::to_count(json, "updates"));
+    };
+    // A slash: no parameter is named so.
+    all.emplace_back("state/updates", json_part([&ema] { return Json(ema.updates()); }, set));
+    return all;
+  };
+  return add(name, parts::make_group_part(list));
+}
+
+Checkpoint& Checkpoint::add(const std::string& name, ResumableSampler& sampler) {
+  return add(name, json_part(
+                       [&sampler] {
+                         return Json{{"samples", sampler.samples()},
+                                     {"seed", sampler.options().seed()},
+                                     {"epoch", sampler.epoch()},
+                                     {"position", sampler.position()}};
+                       },
+                       [&sampler](const Json& json) {
+                         const auto samples = json.at("samples").get<int64_t>();
+                         TORCH_CHECK_VALUE(samples == sampler.samples(), "a sampler of ", samples,
+                                           " samples, but there are ", sampler.samples());
+                         sampler.go_to(json.at("epoch").get<int64_t>(),
+                                       json.at("position").get<int64_t>());
+                         sampler.set_seed(json.at("seed").get<uint64_t>());
+                       }));
+}
+
 Checkpoint& Checkpoint::add(const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined() && tensor.layout() == at::kStrided, "the part '", name,
                     "' of a checkpoint must be a dense tensor, but is ",

@@ -2,6 +2,7 @@
 
 #include "direct_backend.h"
 #include <fairshard/comm/backend.h>
+#include <fairshard/comm/seconds.h>
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
@@ -58,8 +59,7 @@ std::string bind_of_environment() {
 }
 
 BackendPtr make_backend(const StorePtr& store, int rank, int size, double timeout_s) {
-  return DirectBackend::over_gloo(store, rank, size, bind_of_environment(),
-                                  to_milliseconds(timeout_s));
+  return DirectBackend::over_gloo(store, rank, size, bind_of_environment(), to_timeout(timeout_s));
 }
 
 ProcessGroupPtr decorated(const ProcessGroupPtr& process_group) {
@@ -118,11 +118,6 @@ ProcessGroupPtr split(ProcessGroup& process_group, const StorePtr& store,
     set_backend(*group, device.type(), child);
   }
   return group;
-}
-
-std::chrono::milliseconds to_milliseconds(double seconds) {
-  TORCH_CHECK_VALUE(seconds > 0, "timeout_s is ", seconds, ", but must be above 0");
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000) + 1);
 }
 
 std::chrono::milliseconds timeout_of(c10d::Backend& backend) {

@@ -38,8 +38,6 @@ bool splits_connect(c10d::ProcessGroup& process_group);
 ProcessGroupPtr split(c10d::ProcessGroup& process_group, const StorePtr& store,
                       const std::vector<int>& ranks);
 
-/// Throws c10::ValueError if it is no time to wait for.
-std::chrono::milliseconds to_milliseconds(double seconds);
 std::chrono::milliseconds timeout_of(c10d::Backend& backend);
 
 /// CUDA devices that this process can use; 0 without a driver.

@@ -36,7 +36,7 @@ class Starter {
  public:
   Starter(const Group& group, const char* name, const std::string& label)
       : group_(group), name_(name), label_(label) {
-    TORCH_CHECK_VALUE(group.rank() >= 0, name, ": this process is not in the group");
+    group.state().require_member(name);
   }
 
   void check(const at::Tensor& tensor, const char* argument) const {

@@ -1,5 +1,6 @@
 #include "backends.h"
 #include "group_state.h"
+#include <fairshard/comm/environment.h>
 #include <fairshard/comm/group.h>
 #include <fairshard/comm/process_owned.h>
 
@@ -57,6 +58,12 @@ Group::State::State(c10::intrusive_ptr<c10d::ProcessGroup> group)
       rank(given ? given->getRank() : -1),
       size(given ? given->getSize() : 0) {}
 
+Group::State::State(int outside_of, int local) : rank(-1), size(outside_of), local_rank(local) {}
+
+void Group::State::require_member(const char* user) const {
+  TORCH_CHECK_VALUE(rank >= 0, user, ": this process is not in the group of ", size, " ranks");
+}
+
 const Group::State::Route* Group::State::route(c10::DeviceType device) const {
   const auto found = std::find_if(routes.begin(), routes.end(),
                                   [&](const Route& route) { return route.device == device; });
@@ -69,7 +76,12 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> process_group)
 int Group::rank() const { return state_->rank; }
 int Group::size() const { return state_->size; }
 
+int Group::local_rank() const {
+  return state_->local_rank ? *state_->local_rank : read_environment().local_rank;
+}
+
 std::chrono::milliseconds Group::timeout() const {
+  state_->require_member("timeout");
   return timeout_of(*state_->process_group->getBackend(control_device().type()));
 }
 
@@ -93,6 +105,7 @@ void flush(const Group& group) {
 }
 
 at::Device Group::control_device() const {
+  state_->require_member("control_device");
   if (state_->route(c10::DeviceType::CPU)) {
     return c10::DeviceType::CPU;
   }
@@ -101,10 +114,12 @@ at::Device Group::control_device() const {
 }
 
 std::string Group::backend_name(c10::DeviceType device) const {
+  state_->require_member("backend_name");
   return state_->process_group->getBackend(device)->getBackendName();
 }
 
 const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const {
+  state_->require_member("process_group");
   return state_->process_group;
 }
 
@@ -116,11 +131,13 @@ std::string Group::unused_name(const std::string& purpose) const {
 }
 
 c10::intrusive_ptr<c10d::Store> Group::new_store(const std::string& purpose) const {
+  state_->require_member("new_store");
   const std::string prefix = unused_name(purpose);
   return c10::make_intrusive<c10d::PrefixStore>(prefix, state_->process_group->getStore());
 }
 
 Group Group::subgroup(const std::vector<int>& ranks) const {
+  state_->require_member("subgroup");
   TORCH_CHECK_VALUE(!ranks.empty(), "a subgroup needs at least one rank");
   for (size_t i = 0; i < ranks.size(); ++i) {
     TORCH_CHECK_VALUE(ranks[i] >= 0 && ranks[i] < size(), "rank ", ranks[i],
@@ -130,8 +147,16 @@ Group Group::subgroup(const std::vector<int>& ranks) const {
                       " follows ", ranks[i - 1]);
   }
   c10d::ProcessGroup& whole = *state_->process_group;
-  return Group(
-      split(whole, splits_connect(whole) ? new_store("subgroup") : whole.getStore(), ranks));
+  const auto part =
+      split(whole, splits_connect(whole) ? new_store("subgroup") : whole.getStore(), ranks);
+  Group group;
+  if (part) {
+    group = Group(part);
+    group.state_->local_rank = local_rank();
+  } else {
+    group.state_ = std::make_shared<State>(static_cast<int>(ranks.size()), local_rank());
+  }
+  return group;
 }
 
 Group Group::duplicate() const {

@@ -8,12 +8,18 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 namespace fairshard::comm {
 
 struct Group::State {
   explicit State(c10::intrusive_ptr<c10d::ProcessGroup> given);
+  /// Of a process that is not in the group.
+  State(int size, int local_rank);
+
+  /// Throws if this process is not in the group.
+  void require_member(const char* user) const;
 
   /// What moves the tensors of a kind of device.
   struct Route {
@@ -35,6 +41,8 @@ struct Group::State {
   const std::vector<Route> routes;
   const int rank;
   const int size;
+  /// If it is not what the process's environment says.
+  std::optional<int> local_rank;
 
   std::atomic<uint64_t> collectives = 0;
   /// By backends that do not count what they send.

@@ -1,7 +1,9 @@
 #include "backends.h"
+#include "group_state.h"
 #include "master_socket.h"
 #include "meeting_file.h"
 #include <fairshard/comm/init.h>
+#include <fairshard/comm/seconds.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -160,14 +162,16 @@ Group init_process_group(const GroupOptions& options) {
 
 Group init_process_group(const Environment& env, const GroupOptions& options) {
   using Clock = std::chrono::steady_clock;
-  const auto timeout = to_milliseconds(options.timeout_s());
+  const auto timeout = to_timeout(options.timeout_s());
   const BackendChoice choice = choose_backends(env, options.backend());
   const auto deadline = Clock::now() + timeout;
   const auto store = open_store(env, timeout);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   await_all_ranks(store, env, std::max(left, std::chrono::milliseconds(1)), timeout);
   try {
-    return Group(make_process_group(store, env.rank, env.world_size, choice, timeout));
+    Group group(make_process_group(store, env.rank, env.world_size, choice, timeout));
+    group.state().local_rank = env.local_rank;
+    return group;
   } catch (const c10::Error& error) {
     C10_THROW_ERROR(DistNetworkError,
                     c10::str("rank ", env.rank, " of ", env.world_size,

@@ -2,6 +2,7 @@
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/reason.h>
+#include <fairshard/comm/seconds.h>
 #include <fairshard/comm/temporary_folder.h>
 
 #include <ATen/Parallel.h>
@@ -248,8 +249,8 @@ class Children {
 
   /// Lets the others notice a failure and end by themselves, then ends them. Returns the failure
   /// that is to blame, which is the given one if the others' only followed from it.
-  Failure end_after(Failure first, double grace_s) {
-    const auto until = Clock::now() + std::chrono::duration<double>(grace_s);
+  Failure end_after(Failure first, std::chrono::milliseconds grace) {
+    const auto until = Clock::now() + grace;
     while (true) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
       Child* ended = left.count() > 0 ? wait_for_one(static_cast<int>(left.count())) : nullptr;
@@ -297,6 +298,10 @@ int threads_per_rank(int wanted, int local_ranks) {
 void launch(int ranks, const RankFunction& fn, const LaunchOptions& options) {
   TORCH_CHECK_VALUE(ranks >= 1, "launch: the number of ranks is ", ranks,
                     ", but must be at least 1");
+  to_timeout(options.timeout_s());  // one message, and not one by each rank
+  const auto grace = to_pause(options.grace_s(), "grace_s");
+  TORCH_CHECK_VALUE(options.threads() >= 0, "launch: threads is ", options.threads(),
+                    ", but must be at least 0");
   const int threads = count_threads();
   TORCH_CHECK(threads <= kMostThreads, "launch: this process already has ", threads,
               " threads, which forked ranks would lack. Call launch before the first large tensor "
@@ -322,7 +327,7 @@ void launch(int ranks, const RankFunction& fn, const LaunchOptions& options) {
 
   while (Child* ended = children.wait_for_one(-1)) {
     if (const auto failure = ended->reap()) {
-      const Failure blamed = children.end_after(*failure, options.grace_s());
+      const Failure blamed = children.end_after(*failure, grace);
       throw LaunchError(blamed.rank, ranks, blamed.text, blamed.signal);
     }
   }

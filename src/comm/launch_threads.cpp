@@ -2,6 +2,7 @@
 #include "group_state.h"
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/reason.h>
+#include <fairshard/comm/seconds.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -59,8 +60,8 @@ void run_rank(int rank, int ranks, const c10::intrusive_ptr<c10d::Store>& store,
     choice.bind = "127.0.0.1";
     choice.cuda =
         cuda_device_count() > 0 ? BackendChoice::Cuda::kThroughHost : BackendChoice::Cuda::kNone;
-    group.emplace(
-        make_process_group(store, rank, ranks, choice, to_milliseconds(options.timeout_s())));
+    group.emplace(make_process_group(store, rank, ranks, choice, to_timeout(options.timeout_s())));
+    group->state().local_rank = rank;
     fn(*group);
     flush(*group);
   } catch (const std::exception& error) {

@@ -251,6 +251,24 @@ void OffloadModel::plan_step() {
   for (const auto& group : optimizer_->param_groups()) {
     page::plan_steps(*worker_, group.params(), step_options(*optimizer_, group), states);
   }
+  const Values lacking = worker_->without_plan();
+  TORCH_CHECK_VALUE(lacking.empty(), lacking.size(), " parameter(s) of the offloaded model (",
+                    name_of(lacking.front()), " of shape ", lacking.front().sizes(),
+                    " is the first) require a gradient, but are not in the optimizer that was "
+                    "given to step_in_backward(): give it to it or freeze it");
+}
+
+std::string OffloadModel::name_of(const at::Tensor& parameter) const {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const auto named = blocks_[i].module ? blocks_[i].module->named_parameters()
+                                         : torch::OrderedDict<std::string, at::Tensor>();
+    for (const auto& item : named) {
+      if (item.value().is_same(parameter)) {
+        return c10::str("'", i, ".", item.key(), "'");
+      }
+    }
+  }
+  return "one";
 }
 
 void OffloadModel::wait_for_step() {

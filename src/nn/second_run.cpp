@@ -19,8 +19,8 @@ namespace {
 /// By a pointer, so that the expression has no effect that typeid would evaluate.
 std::type_index type_of(const torch::autograd::Node* node) { return typeid(*node); }
 
-bool is_accumulator(const torch::autograd::Node& node) {
-  return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr;
+const torch::autograd::AccumulateGrad* as_accumulator(const torch::autograd::Node& node) {
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node);
 }
 
 }  // namespace
@@ -39,7 +39,12 @@ Operations operations_under(const TensorVector& results,
   Operations found;
   std::unordered_set<const torch::autograd::Node*> seen;
   const auto visit = [&](const NodePointer& node) {
-    if (node && seen.insert(node.get()).second && !is_accumulator(*node)) {
+    if (!node || !seen.insert(node.get()).second) {
+      return;
+    }
+    if (const auto* const accumulator = as_accumulator(*node)) {
+      found.leaves.push_back(accumulator->variable);
+    } else {
       (is_end(node) ? found.ends : found.nodes).push_back(node);
     }
   };
@@ -68,6 +73,24 @@ void SecondRun::expect(const Operations& first) {
     expected_.push_back({type_of(node.get()), node->next_edges().size()});
   }
   ends_ = first.ends;
+  for (const auto& leaf : first.leaves) {
+    const auto& counter = torch::autograd::impl::version_counter(leaf);
+    leaves_.push_back({counter, counter.current_version(), leaf.sizes().vec()});
+  }
+}
+
+/// torch refuses a backward through what has changed since; here the second run would use the new
+/// values without a word.
+void SecondRun::check_leaves() const {
+  for (const auto& leaf : leaves_) {
+    TORCH_CHECK(leaf.counter.current_version() == leaf.version, "checkpoint: a parameter of shape ",
+                at::IntArrayRef(leaf.sizes),
+                " was modified by an inplace operation between forward and backward (its version "
+                "is ",
+                leaf.counter.current_version(), ", and was ", leaf.version,
+                "): the second run would compute with other values than the first. Step after the "
+                "last backward");
+  }
 }
 
 NodePointer SecondRun::take(size_t number) {
@@ -85,6 +108,7 @@ void SecondRun::run_again() {
   for (const auto& input : inputs_) {
     inputs.push_back(input.unpack());
   }
+  check_leaves();
   inputs = detached(inputs);
   TensorVector results;
   {

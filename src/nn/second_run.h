@@ -5,6 +5,7 @@
 #include "../parts/rng_state.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -29,6 +30,8 @@ struct Operations {
   std::vector<NodePointer> nodes;
   /// What the function used and did not make, but for leaves.
   std::vector<NodePointer> ends;
+  /// Parameters, and whatever else is a leaf.
+  TensorVector leaves;
 };
 
 /// Walks from `results` down to leaves, and as far as `is_end` allows.
@@ -56,8 +59,15 @@ class SecondRun {
     std::type_index type;
     size_t edges;
   };
+  /// What the first run has seen of a leaf. Without the leaf: its memory may go before backward.
+  struct Seen {
+    c10::VariableVersion counter;
+    uint32_t version;
+    std::vector<int64_t> sizes;
+  };
 
   void run_again();
+  void check_leaves() const;
   void check(const std::vector<NodePointer>& nodes) const;
 
   std::mutex mutex_;
@@ -67,6 +77,7 @@ class SecondRun {
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<Expected> expected_;
   std::vector<NodePointer> ends_;
+  std::vector<Seen> leaves_;
   /// Of the backward that the operations belong to.
   std::optional<int> backward_;
   std::vector<NodePointer> operations_;

@@ -4,10 +4,12 @@
 #include <fairshard/optim/adascale.h>
 #include <fairshard/optim/element_wise.h>
 #include <fairshard/optim/fused.h>
+#include <fairshard/optim/optimizer_fields.h>
 #include <fairshard/optim/oss.h>
 
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 
 #include <algorithm>
 #include <tuple>
@@ -17,15 +19,6 @@
 
 namespace fairshard {
 namespace {
-
-/// A part of the state of one parameter: a tensor, or a count of steps.
-struct StateField {
-  const char* name;
-  at::Tensor* tensor = nullptr;
-  int64_t* count = nullptr;
-  /// Whether a state without it is of no use.
-  bool is_required = true;
-};
 
 using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
@@ -66,10 +59,24 @@ void visit_adam(Options& options, Visit visit) {
   visit("amsgrad", options.amsgrad());
 }
 
+/// What a class of the user's own says of itself; null for others.
+const OptimizerFields* own_fields(Optimizer& optimizer) {
+  auto* const oss = dynamic_cast<OssBase*>(&optimizer);
+  return dynamic_cast<const OptimizerFields*>(oss ? &oss->base() : &optimizer);
+}
+
+constexpr const char* kDerive =
+    ": derive the optimizer from fairshard::OptimizerFields, too, or a CheckpointPart for it";
+
+/// `own` is that of the optimizer.
 template <typename Visit>
-void visit_options(OptimizerOptions& options, Visit visit) {
+void visit_options(OptimizerOptions& options, const OptimizerFields* own, Visit visit) {
   namespace optim = torch::optim;
-  if (auto* const adam = dynamic_cast<optim::AdamOptions*>(&options)) {
+  if (own) {
+    for (const OptionField& field : own->option_fields(options)) {
+      std::visit([&](auto* value) { visit(field.name, *value); }, field.value);
+    }
+  } else if (auto* const adam = dynamic_cast<optim::AdamOptions*>(&options)) {
     visit_adam(*adam, visit);
   } else if (auto* const adamw = dynamic_cast<optim::AdamWOptions*>(&options)) {
     visit_adam(*adamw, visit);
@@ -93,13 +100,16 @@ void visit_options(OptimizerOptions& options, Visit visit) {
     visit("eps", adagrad->eps());
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "checkpoints do not know optimizer options of class ",
-                                typeid(options).name());
+                                c10::demangle(typeid(options).name()), kDerive);
   }
 }
 
 /// An empty state for an optimizer of this class. Throws if the class is not known.
 std::unique_ptr<OptimizerParamState> new_state_for(const Optimizer& optimizer) {
   namespace optim = torch::optim;
+  if (const auto* const own = dynamic_cast<const OptimizerFields*>(&optimizer)) {
+    return own->new_state();
+  }
   if (dynamic_cast<const detail::FusedOptimizer*>(&optimizer)) {
     return std::make_unique<FusedState>();
   }
@@ -119,12 +129,15 @@ std::unique_ptr<OptimizerParamState> new_state_for(const Optimizer& optimizer) {
     return std::make_unique<optim::AdagradParamState>();
   }
   TORCH_CHECK_NOT_IMPLEMENTED(false, "checkpoints do not know the optimizer class ",
-                              typeid(optimizer).name(), ": derive a CheckpointPart for it");
+                              c10::demangle(typeid(optimizer).name()), kDerive);
 }
 
 /// The fields of a state of this optimizer, defined or not; none if it is not known.
 Fields fields_of(const Optimizer& optimizer, OptimizerParamState& state) {
   namespace optim = torch::optim;
+  if (const auto* const own = dynamic_cast<const OptimizerFields*>(&optimizer)) {
+    return own->state_fields(state);
+  }
   if (auto* const fused = dynamic_cast<FusedState*>(&state)) {
     return fused_fields(optimizer, *fused);
   }
@@ -149,16 +162,17 @@ Fields fields_of(const Optimizer& optimizer, OptimizerParamState& state) {
   return {};
 }
 
-std::string options_to_json(const OptimizerOptions& options) {
+std::string options_to_json(const OptimizerOptions& options, const OptimizerFields* own) {
   store::Json json = store::Json::object();
   const auto copy = options.clone();
-  visit_options(*copy, [&](const char* name, const auto& value) { json[name] = value; });
+  visit_options(*copy, own, [&](const char* name, const auto& value) { json[name] = value; });
   return json.dump();
 }
 
 /// Takes up those options that it knows.
-void options_from_json(OptimizerOptions& options, const store::Json& json) {
-  visit_options(options, [&](const char* name, auto& value) {
+void options_from_json(OptimizerOptions& options, const OptimizerFields* own,
+                       const store::Json& json) {
+  visit_options(options, own, [&](const char* name, auto& value) {
     const auto found = json.find(name);
     if (found != json.end() && !found->is_null()) {
       value = found->template get<std::decay_t<decltype(value)>>();
@@ -170,7 +184,7 @@ void all_options_from_json(Optimizer& optimizer, const std::string& text) {
   const auto groups = store::parse_json(text, "param_groups");
   try {
     for (size_t i = 0; i < groups.size(); ++i) {
-      options_from_json(optimizer.param_groups()[i].options(), groups[i]);
+      options_from_json(optimizer.param_groups()[i].options(), own_fields(optimizer), groups[i]);
     }
   } catch (const store::Json::exception& error) {
     TORCH_CHECK_VALUE(false, "param_groups: options of another kind (", error.what(), ")");
@@ -189,7 +203,8 @@ std::vector<parts::OptimizerGroup> groups_of(Optimizer& optimizer) {
   }
   std::vector<parts::OptimizerGroup> result;
   for (auto& group : optimizer.param_groups()) {
-    parts::OptimizerGroup item{options_to_json(group.options()), group.params(), {}};
+    parts::OptimizerGroup item{
+        options_to_json(group.options(), own_fields(optimizer)), group.params(), {}};
     for (const at::Tensor& parameter : group.params()) {
       const auto found = own_names.find(parameter.unsafeGetTensorImpl());
       item.names.push_back(found != own_names.end()
@@ -210,7 +225,7 @@ parts::StateFields state_of(Optimizer& base, const at::Tensor& stepped) {
   const auto& own = *found->second;
   const Fields fields = fields_of(base, *found->second);
   TORCH_CHECK_NOT_IMPLEMENTED(!fields.empty(), "checkpoints do not know the optimizer state ",
-                              typeid(own).name());
+                              c10::demangle(typeid(own).name()), kDerive);
   for (const StateField& field : fields) {
     if (field.count) {
       result.emplace(field.name, at::scalar_tensor(*field.count, at::kLong));
@@ -270,6 +285,10 @@ std::vector<std::string> field_names(const Optimizer& base, bool only_required) 
 }
 
 }  // namespace
+
+std::vector<std::string> state_field_names(const Optimizer& optimizer) {
+  return field_names(optimizer, /*only_required=*/false);
+}
 
 void zero_state(Optimizer& optimizer, const at::Tensor& tensor,
                 const std::vector<std::string>& fields) {

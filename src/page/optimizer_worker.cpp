@@ -76,6 +76,10 @@ class OptimizerWorker::Threads {
     return found->second;
   }
 
+  bool has_plan(const at::Tensor& parameter) const {
+    return plans_.contains(parameter.unsafeGetTensorImpl());
+  }
+
   void wait() {
     wait_until([this] { return open_.empty(); });
     wait_for_plans();
@@ -283,6 +287,18 @@ OptimizerWorker::~OptimizerWorker() {
 void OptimizerWorker::plan(const at::Tensor& parameter, const StepOptions& options,
                            const StepState& state) {
   threads_->plan(parameter, options, state);
+}
+
+std::vector<at::Tensor> OptimizerWorker::without_plan() const {
+  std::vector<at::Tensor> result;
+  for (size_t slice = 0; slice <= pager_->slices(); ++slice) {
+    for (const at::Tensor& parameter : pager_->parameters_of(slice)) {
+      if (parameter.requires_grad() && !threads_->has_plan(parameter)) {
+        result.push_back(parameter);
+      }
+    }
+  }
+  return result;
 }
 
 at::Tensor OptimizerWorker::home_of(const at::Tensor& state, const at::Tensor& parameter) {

@@ -5,6 +5,7 @@
 #include "share.h"
 #include "staging.h"
 #include <fairshard/comm/reason.h>
+#include <fairshard/comm/seconds.h>
 #include <fairshard/store/directory.h>
 #include <fairshard/store/saver.h>
 
@@ -76,10 +77,8 @@ class Saver::Work {
                       "this process is not in the group that saves checkpoints");
     TORCH_CHECK_VALUE(options.keep() >= 0, "keep is ", options.keep(),
                       ", but must not be negative");
-    TORCH_CHECK_VALUE(options.timeout_s() > 0, "timeout_s is ", options.timeout_s(),
-                      ", but must be above 0");
-    TORCH_CHECK_VALUE(options.linger_s() >= 0, "linger_s is ", options.linger_s(),
-                      ", but must not be negative");
+    comm::to_timeout(options.timeout_s());
+    comm::to_pause(options.linger_s(), "linger_s");
     if (group_ && group_->size() > 1) {
       store_ = group_->new_store("checkpoints");
     }
@@ -186,15 +185,12 @@ class Saver::Work {
 
   /// `step` is that of a save, whose files grow.
   Meeting meet(std::optional<int64_t> step = std::nullopt) {
-    const auto milliseconds = [](double seconds) {
-      return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000) + 1);
-    };
     const auto written = [this, step] { return step ? Staging(root_, *step).written_bytes() : 0; };
     const std::string name = std::to_string(meetings_++);
     const auto store = store_ ? c10::make_intrusive<c10d::PrefixStore>(name, store_) : nullptr;
     return {store, rank(), ranks(),
-            Patience{milliseconds(options_.timeout_s()), is_ending_,
-                     milliseconds(options_.linger_s()), written}};
+            Patience{comm::to_timeout(options_.timeout_s()), is_ending_,
+                     comm::to_pause(options_.linger_s(), "linger_s"), written}};
   }
 
   std::optional<comm::Group> group_;

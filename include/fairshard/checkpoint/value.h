@@ -19,12 +19,13 @@ namespace detail {
 template <typename T, typename... Others>
 concept OneOf = (std::same_as<T, Others> || ...);
 
-/// Characters are numbers to C++, but hardly to a reader of a checkpoint.
+/// Characters are numbers to C++, but hardly to a reader of a checkpoint. A long double would come
+/// back rounded: files have doubles.
 template <typename T>
 concept SingleValue =
     !std::is_const_v<T> &&
     ((std::integral<T> && !OneOf<T, char, wchar_t, char8_t, char16_t, char32_t>) ||
-     std::floating_point<T> || std::same_as<T, std::string>);
+     OneOf<T, float, double, std::string>);
 
 template <typename T>
 struct IsValueVector : std::false_type {};
@@ -108,7 +109,7 @@ ValueAccess access_to(std::vector<T>* values) {
 
 }  // namespace detail
 
-/// A bool, a whole or floating-point number of any size, a std::string, or a std::vector of one of
+/// A bool, a whole number of any size, a float or double, a std::string, or a std::vector of one of
 /// these.
 template <typename T>
 concept CheckpointValue = detail::SingleValue<T> || detail::IsValueVector<T>::value;

@@ -41,6 +41,9 @@ class Group {
   int rank() const;
   /// How many ranks there are.
   int size() const;
+  /// This process's number among those on its machine, as whatever has started it says: the number
+  /// of its GPU, say. The same in all groups; 0 if nobody has said it.
+  int local_rank() const;
   /// How long any wait may take.
   std::chrono::milliseconds timeout() const;
   /// What this rank has sent since the group was made.
@@ -59,7 +62,8 @@ class Group {
 
   /// A group of some of these ranks, given by their ranks in this group in ascending order.
   /// Collective over this group: every rank calls it with the same list, and ranks that are not
-  /// in the list get a group that only knows its size (its rank is -1).
+  /// in the list get a group that only knows its size and that their rank is -1, and refuses all
+  /// else.
   Group subgroup(const std::vector<int>& ranks) const;
   /// A group of the same ranks, whose collectives do not wait for those of this one. Collective.
   Group duplicate() const;
@@ -75,6 +79,7 @@ class Group {
   const std::shared_ptr<State>& shared_state() const { return state_; }
 
  private:
+  Group() = default;
   std::string unused_name(const std::string& purpose) const;
 
   std::shared_ptr<State> state_;

@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace fairshard {
@@ -110,6 +111,8 @@ class OffloadModel {
 
  private:
   void plan_step();
+  /// As "block.name".
+  std::string name_of(const at::Tensor& parameter) const;
   void move_buffers();
   Values run_slice(size_t slice, const Values& inputs);
   Values run_checkpointed(size_t slice, const Values& inputs);

@@ -32,6 +32,8 @@ class OptimizerWorker {
   /// How a parameter is stepped from now on. A gradient of a parameter without a plan is an error
   /// of the next wait().
   void plan(const at::Tensor& parameter, const StepOptions& options, const StepState& state);
+  /// Parameters that require a gradient and have no plan: their gradients would be lost.
+  std::vector<at::Tensor> without_plan() const;
   /// A state of this parameter, in memory of the same kind: `state` itself if it is there already,
   /// a copy if it is elsewhere (from a checkpoint, say), and zeros if it is undefined.
   at::Tensor home_of(const at::Tensor& state, const at::Tensor& parameter);

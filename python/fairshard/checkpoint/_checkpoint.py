@@ -17,12 +17,12 @@ __all__ = ["Checkpoint", "LoadReport", "latest", "list_steps"]
 LoadReport = _store.LoadReport
 
 
-def latest(directory: str | os.PathLike) -> str | None:
+def latest(directory: str | os.PathLike[str]) -> str | None:
     """The folder of the newest complete checkpoint in ``directory``, or None."""
     return _store.latest_checkpoint(os.fspath(directory))
 
 
-def list_steps(directory: str | os.PathLike) -> list[int]:
+def list_steps(directory: str | os.PathLike[str]) -> list[int]:
     """The steps of the complete checkpoints in ``directory``."""
     return _store.list_checkpoints(os.fspath(directory))
 
@@ -61,7 +61,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike[str],
         parts: dict[str, Any],
         *,
         process_group: "dist.ProcessGroup | None" = None,
@@ -105,7 +105,7 @@ class Checkpoint:
         """Returns when no save is under way; raises what the last one has met."""
         self._checkpoint.wait()
 
-    def load(self, directory: str | os.PathLike | None = None, strict: bool = True) -> "LoadReport | None":
+    def load(self, directory: str | os.PathLike[str] | None = None, strict: bool = True) -> "LoadReport | None":
         """Loads the newest complete checkpoint, or that in the folder ``directory``. Returns None if there is none.
 
         Checkpoints of which none can be used are an error with all reasons. All of it is read and compared with its

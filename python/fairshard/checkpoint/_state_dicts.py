@@ -10,13 +10,13 @@ from fairshard.checkpoint._values import from_json
 __all__ = ["model_state_dict", "optimizer_state_dict"]
 
 
-def model_state_dict(directory: str | os.PathLike, part: str = "model") -> dict[str, torch.Tensor]:
+def model_state_dict(directory: str | os.PathLike[str], part: str = "model") -> dict[str, torch.Tensor]:
     """The tensors of one part of a checkpoint (a folder ``step-...``), whole, under their own names."""
     reader = _store.Reader(os.fspath(directory))
     return {name: reader.read(f"{part}/{name}") for name in reader.names_under(f"{part}/")}
 
 
-def optimizer_state_dict(directory: str | os.PathLike, part: str = "optimizer") -> dict:
+def optimizer_state_dict(directory: str | os.PathLike[str], part: str = "optimizer") -> dict:
     """The state dict that the plain torch optimizer would have, from any number of ranks."""
     reader = _store.Reader(os.fspath(directory))
     text = reader.value(f"{part}/param_groups")

@@ -6,6 +6,7 @@
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/adascale.h>
 #include <fairshard/optim/fused.h>
+#include <fairshard/optim/optimizer_fields.h>
 
 #include <gtest/gtest.h>
 
@@ -129,6 +130,115 @@ TEST(Checkpoint, APartThatIsNotThereIsNamedWhenItIsAdded) {
   test::expect_error([&] { checkpoint.add("t", at::Tensor()); }, {"'t'", "not defined"});
   test::expect_error([&] { checkpoint.add("t", at::eye(3).to_sparse()); }, {"'t'", "Sparse"});
 }
+
+struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {
+  explicit OwnOptions(double lr) : lr_(lr) {}
+  double get_lr() const override { return lr_; }
+  void set_lr(const double lr) override { lr_ = lr; }
+  double lr_;
+  bool is_signed = true;
+};
+
+struct OwnState : torch::optim::OptimizerCloneableParamState<OwnState> {
+  int64_t steps = 0;
+  at::Tensor average;
+};
+
+/// Without telling what it consists of.
+class Untold : public torch::optim::Optimizer {
+ public:
+  Untold(const std::vector<torch::optim::OptimizerParamGroup>& groups, OwnOptions defaults)
+      : Optimizer(groups, std::make_unique<OwnOptions>(defaults)) {}
+
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const at::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        auto& slot = state_[parameter.unsafeGetTensorImpl()];
+        if (!parameter.grad().defined()) {
+          continue;
+        }
+        if (!slot) {
+          slot = std::make_unique<OwnState>();
+          static_cast<OwnState&>(*slot).average = at::zeros_like(parameter);
+        }
+        auto& state = static_cast<OwnState&>(*slot);
+        state.average.lerp_(parameter.grad(), 1.0 / static_cast<double>(++state.steps));
+        const bool is_signed = static_cast<OwnOptions&>(group.options()).is_signed;
+        parameter.sub_(is_signed ? state.average.sign() : state.average, group.options().get_lr());
+      }
+    }
+    return {};
+  }
+  void save(torch::serialize::OutputArchive& /*archive*/) const override {}
+  void load(torch::serialize::InputArchive& /*archive*/) override {}
+};
+
+class Own : public Untold, public OptimizerFields {
+ public:
+  using Untold::Untold;
+  std::unique_ptr<torch::optim::OptimizerParamState> new_state() const override {
+    return std::make_unique<OwnState>();
+  }
+  std::vector<StateField> state_fields(torch::optim::OptimizerParamState& state) const override {
+    auto& own = static_cast<OwnState&>(state);
+    return {{"step", nullptr, &own.steps}, {"average", &own.average}};
+  }
+  std::vector<OptionField> option_fields(torch::optim::OptimizerOptions& options) const override {
+    auto& own = static_cast<OwnOptions&>(options);
+    return {{"lr", &own.lr_}, {"is_signed", &own.is_signed}};
+  }
+};
+
+TEST(Checkpoint, AnOptimizerOfOnesOwnGoesOnWithinAnOss) {
+  const TemporaryDirectory directory;
+  launch_threads(2, [&](Group group) {
+    const auto run = [&](int64_t from, int64_t to) {
+      auto model = test::make_model();
+      OSS<Own> optimizer(group, *model, OwnOptions(from == 0 ? 0.1 : 7.0));
+      ShardedDataParallel<torch::nn::Sequential> parallel(group, model, optimizer);
+      Checkpoint checkpoint(group, directory.path());
+      checkpoint.add("model", *model).add("optimizer", optimizer);
+      TORCH_CHECK(from == 0 || checkpoint.load()->step == from, "not loaded");
+      for (int64_t step = from; step < to; ++step) {
+        static_cast<OwnOptions&>(optimizer.param_groups()[0].options()).is_signed = step < 2;
+        optimizer.zero_grad();
+        test::loss_of(parallel.forward(test::input(group.rank(), static_cast<int>(step))))
+            .backward();
+        optimizer.step();
+        if (to == 6 && step == 2 && from == 0) {
+          checkpoint.save(3);
+        }
+      }
+      return test::values_of(*model);
+    };
+    const auto whole = run(0, 6);
+    test::require_same(run(3, 6), whole, true);
+    auto model = test::make_model();
+    OSS<Untold> untold(group, *model, OwnOptions(0.1));
+    Checkpoint checkpoint(group, directory.path());
+    checkpoint.add("model", *model).add("optimizer", untold);
+    test::expect_error([&] { checkpoint.save(9); },
+                       {"OwnOptions", "derive the optimizer from fairshard::OptimizerFields"});
+  });
+}
+
+TEST(Checkpoint, TimesThatNobodyCanWaitForAreNamed) {
+  const TemporaryDirectory directory;
+  const auto make = [&](const CheckpointOptions& options) {
+    return [&directory, options] { Checkpoint checkpoint(directory.path(), options); };
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double seconds : {infinity, std::nan(""), 1e300, -1.0}) {
+    expect_error(make(CheckpointOptions().timeout_s(seconds)), {"timeout_s is ", "at most"});
+    expect_error(make(CheckpointOptions().linger_s(seconds)), {"linger_s is ", "from 0 to"});
+  }
+}
+
+// It would come back rounded to a double.
+static_assert(!CheckpointValue<long double>);
+static_assert(!CheckpointValue<std::vector<long double>>);
+static_assert(CheckpointValue<float> && CheckpointValue<double>);
 
 TEST(Checkpoint, ARankThatIsNotInTheGroupIsRefused) {
   launch_threads(2, [](Group group) {

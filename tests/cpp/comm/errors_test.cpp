@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <functional>
+#include <limits>
 #include <mutex>
 
 namespace fairshard::comm {
@@ -174,6 +176,46 @@ TEST(Errors, BadSubgroupsAndTimeouts) {
     test::expect_error([&] { barrier(Group(nullptr)); }, {"barrier", "not in the group"});
   });
   test::expect_error([] { launch_threads(0, [](Group) {}); }, {"ranks is 0"});
+}
+
+TEST(Errors, ARankOutsideOfASubgroupKnowsItsSizeAndIsToldThatItIsNotInIt) {
+  launch_threads(3, [](Group group) {
+    const Group pair = group.subgroup({0, 2});
+    TORCH_CHECK(pair.size() == 2, "size ", pair.size());
+    TORCH_CHECK(pair.local_rank() == group.rank(), "local rank ", pair.local_rank());
+    if (group.rank() != 1) {
+      barrier(pair);
+      return;
+    }
+    TORCH_CHECK(pair.rank() == -1, "rank ", pair.rank());
+    TORCH_CHECK(pair.traffic().collectives == 0, "traffic");
+    const std::vector<std::function<void()>> uses{
+        [&] { pair.timeout(); },         [&] { pair.control_device(); },
+        [&] { pair.subgroup({0}); },     [&] { pair.duplicate(); },
+        [&] { pair.new_store("test"); }, [&] { pair.backend_name(at::kCPU); },
+        [&] { pair.process_group(); },   [&] { barrier(pair); }};
+    for (const auto& use : uses) {
+      test::expect_error(use, {"not in the group", "of 2 ranks"});
+    }
+  });
+}
+
+TEST(Errors, TimesThatNobodyCanWaitForAreNamed) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double seconds : {infinity, -infinity, nan, 1e300, 1e10, -1.0, 0.0}) {
+    const std::vector<std::string> words{"timeout_s is ", "above 0 and at most"};
+    test::expect_error([&] { init_process_group(GroupOptions().timeout_s(seconds)); }, words);
+    test::expect_error([&] { launch(1, [](Group) {}, LaunchOptions().timeout_s(seconds)); }, words);
+    test::expect_error([&] { launch_threads(1, [](Group) {}, LaunchOptions().timeout_s(seconds)); },
+                       words);
+  }
+  for (const double seconds : {infinity, nan, 1e10, -1.0}) {
+    test::expect_error([&] { launch(1, [](Group) {}, LaunchOptions().grace_s(seconds)); },
+                       {"grace_s is ", "from 0 to"});
+  }
+  test::expect_error([] { launch(1, [](Group) {}, LaunchOptions().threads(-3)); },
+                     {"threads is -3", "at least 0"});
 }
 
 TEST(Errors, BoundsThatFitNothingAreNamed) {

@@ -211,6 +211,17 @@ TEST(Launch, OmpNumThreadsCounts) {
   before ? setenv("OMP_NUM_THREADS", kept.c_str(), 1) : unsetenv("OMP_NUM_THREADS");
 }
 
+TEST(Launch, ARankKnowsItsNumberOnTheMachine) {
+  launch(2, [](Group group) {
+    const Group alone = group.subgroup({1});
+    TORCH_CHECK(group.local_rank() == group.rank() && alone.local_rank() == group.rank(),
+                "local rank ", group.local_rank(), " and ", alone.local_rank());
+  });
+  Environment env;
+  env.local_rank = 3;  // of a machine whose other ranks are not in this group
+  EXPECT_EQ(init_process_group(env).local_rank(), 3);
+}
+
 TEST(Launch, BadInputIsNamed) {
   test::expect_error([] { launch(0, [](Group) {}); }, {"ranks is 0"});
 }

@@ -272,6 +272,27 @@ TEST(Checkpoint, InputsAreFreedByBackward) {
   EXPECT_TRUE(memory.expired());  // although the graph is there still
 }
 
+TEST(Checkpoint, WhatIsChangedInPlaceBeforeBackwardIsRefused) {
+  torch::nn::Linear layer(10, 5);
+  const auto changed_between = [&](const at::Tensor& x, const at::Tensor& changed) {
+    return [&layer, x, changed] {
+      const at::Tensor y = checkpoint([&](const at::Tensor& each) { return layer(each); }, x);
+      const at::NoGradGuard no_grad;
+      changed.add_(1);
+      const at::AutoGradMode grad(true);
+      y.sum().backward();
+    };
+  };
+  const std::vector<std::string> words{"modified by an inplace operation"};
+  const at::Tensor constant = test::input(0, 0);
+  test::expect_error(changed_between(constant, constant), words);
+  const at::Tensor leaf = test::input(0, 0).requires_grad_();
+  test::expect_error(changed_between(leaf, leaf), words);
+  const at::Tensor computed = test::input(0, 0).requires_grad_().exp();
+  test::expect_error(changed_between(computed, computed), words);
+  test::expect_error(changed_between(leaf, layer->weight), {"checkpoint", "parameter", "[5, 10]"});
+}
+
 TEST(Checkpoint, ASecondRunThatIsAnotherIsRefused) {
   const at::Tensor x = test::input(0, 0).requires_grad_();
   int runs = 0;

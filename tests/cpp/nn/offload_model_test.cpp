@@ -219,6 +219,23 @@ TEST(OffloadModel, ModulesThatComeLaterAreNotLeftOutWithoutAWord) {
   test::expect_error([] { OffloadModel none(std::vector<OffloadBlock>(1)); }, {"has no forward"});
 }
 
+TEST(OffloadModel, AParameterThatTheOptimizerLacksIsNamedInForward) {
+  auto model = make_blocks();
+  auto parameters = model->parameters();
+  parameters.erase(parameters.begin());
+  AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
+  OffloadModel offload(model);
+  offload.step_in_backward(optimizer);
+  const auto forward = [&] { offload.forward(test::input(0, 0)); };
+  test::expect_error(forward, {"'0.weight'", "[20, 10]", "not in the optimizer", "freeze it"});
+  {
+    const at::NoGradGuard no_grad;
+    forward();
+  }
+  model->parameters()[0].requires_grad_(false);
+  forward();
+}
+
 TEST(OffloadModel, AParameterOfTheOptimizerThatIsNotTheModelsIsNamed) {
   auto model = make_blocks();
   auto parameters = model->parameters();

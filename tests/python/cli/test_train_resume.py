@@ -136,3 +136,21 @@ def test_torchrun_brings_back_a_run_whose_rank_was_killed(text, tmp_path):
     fewer = train(text, log, steps=310, ranks=1, **options)
     assert fewer.of_kind("run")[2]["ranks"] == 1
     assert sorted(fewer.steps) == list(range(1, 311))
+
+
+def test_a_run_goes_back_to_a_step(text, whole, tmp_path):
+    log, runs = tmp_path / "log.jsonl", tmp_path / "runs"
+    train(text, log, save=runs, ranks=2, **SAVING)
+    log.unlink()
+    result = run(*trainer(text, log=log, save=runs, ranks=2, resume_from=6, **SAVING))
+    assert result.returncode == 0, result.stderr
+    assert "goes on after step 6" in result.stderr
+    assert "goes back to step 6" in result.stderr
+    assert "later checkpoints up to step 12" in result.stderr
+    assert read_log(log).losses == whole.losses[6:]
+    refused = run(*trainer(text, save=runs, resume_from=7, **SAVING))
+    assert refused.returncode == 2
+    assert "--resume-from: there is no complete checkpoint of step 7" in refused.stderr
+    assert "there are: 2, 4, 6, 8, 10, 12" in refused.stderr
+    alone = run(*trainer(text, resume_from=7, steps=12))
+    assert "--resume-from: means nothing without --save" in alone.stderr

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from fairshard._core import store
 from safetensors.torch import load_file, safe_open, save_file
+
+from fairshard._core import store
 
 DTYPES = [
     torch.bool,

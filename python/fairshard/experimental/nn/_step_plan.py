@@ -18,8 +18,11 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str:
     return rule
 
 
-def plan_steps(worker: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Tells the worker how each parameter is stepped; states are the optimizer's own."""
+def plan_steps(worker: Any, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """Tells the worker how each parameter is stepped; states are the optimizer's own.
+
+    Raises ValueError if the optimizer lacks a parameter of the model that requires a gradient, which would be lost.
+    """
 
     def set_field(parameter: torch.Tensor, field: str, value: torch.Tensor) -> None:
         optimizer.state[parameter][field] = value
@@ -29,3 +32,9 @@ def plan_steps(worker: Any, optimizer: torch.optim.Optimizer) -> None:
             raise ValueError("optimizer has differentiable=True, which cannot step in backward")
         get_field = lambda parameter, field: optimizer.state[parameter].get(field)  # noqa: E731
         worker.plan(rule_of(optimizer), group, group["params"], get_field, set_field)
+    if lacking := worker.without_plan():
+        names = [name for name, own in model.named_parameters() if own is lacking[0]]
+        raise ValueError(
+            f"{len(lacking)} parameter(s) of the offloaded model ({names[0]!r} of shape {list(lacking[0].shape)} is "
+            "the first) require a gradient, but are not in the optimizer: give it to it or freeze it"
+        )

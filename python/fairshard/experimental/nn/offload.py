@@ -219,7 +219,7 @@ class OffloadModel(nn.Module):
         if self._worker is not None:
             self._worker.wait_for_plans()
         if self._worker is not None and torch.is_grad_enabled():
-            plan_steps(self._worker, self._optimizer)
+            plan_steps(self._worker, self._optimizer, self.model)
         # Casts of weights are not kept until the end of an autocast: they would be those of the whole model.
         keeps_casts = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)

@@ -1,0 +1,130 @@
+# Made by scripts/stubs.
+from __future__ import annotations
+import collections.abc
+import torch
+import torch._C._distributed_c10d
+import torch.distributed.distributed_c10d
+import typing
+__all__: list[str] = ['Group', 'ReduceOp', 'Work', 'all_gather', 'all_reduce', 'barrier', 'broadcast', 'broadcast_all', 'make_backend', 'reduce_scatter']
+class Group:
+    def __init__(self, process_group: torch.distributed.distributed_c10d.ProcessGroup) -> None:
+        ...
+    def duplicate(self) -> Group:
+        """
+        A group of the same ranks, whose collectives do not wait for those of this one. Collective.
+        """
+    @property
+    def collectives(self) -> int:
+        """
+        How many collectives this rank has started.
+        """
+    @property
+    def control_device(self) -> torch.device:
+        """
+        Where small tensors that the host reads are best.
+        """
+    @property
+    def rank(self) -> int:
+        """
+        This process's rank.
+        """
+    @property
+    def sent_bytes(self) -> int:
+        """
+        Payload that this rank has sent, in bytes.
+        """
+    @property
+    def size(self) -> int:
+        """
+        How many ranks there are.
+        """
+    @property
+    def timeout_s(self) -> float:
+        """
+        How long any wait may take, in seconds.
+        """
+class ReduceOp:
+    """
+    How values of ranks become one.
+    
+    Members:
+    
+      SUM
+    
+      AVG
+    
+      MIN
+    
+      MAX
+    """
+    AVG: typing.ClassVar[ReduceOp]  # value = <ReduceOp.AVG: 1>
+    MAX: typing.ClassVar[ReduceOp]  # value = <ReduceOp.MAX: 3>
+    MIN: typing.ClassVar[ReduceOp]  # value = <ReduceOp.MIN: 2>
+    SUM: typing.ClassVar[ReduceOp]  # value = <ReduceOp.SUM: 0>
+    __members__: typing.ClassVar[dict[str, ReduceOp]]  # value = {'SUM': <ReduceOp.SUM: 0>, 'AVG': <ReduceOp.AVG: 1>, 'MIN': <ReduceOp.MIN: 2>, 'MAX': <ReduceOp.MAX: 3>}
+    def __eq__(self, other: typing.Any) -> bool:
+        ...
+    def __getstate__(self) -> int:
+        ...
+    def __hash__(self) -> int:
+        ...
+    def __index__(self) -> int:
+        ...
+    def __init__(self, value: typing.SupportsInt) -> None:
+        ...
+    def __int__(self) -> int:
+        ...
+    def __ne__(self, other: typing.Any) -> bool:
+        ...
+    def __repr__(self) -> str:
+        ...
+    def __setstate__(self, state: typing.SupportsInt) -> None:
+        ...
+    def __str__(self) -> str:
+        ...
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def value(self) -> int:
+        ...
+class Work:
+    """
+    A collective that has been started.
+    """
+    def is_done(self) -> bool:
+        """
+        Whether wait() would return or raise at once.
+        """
+    def wait(self) -> None:
+        """
+        Blocks until the results are in place.
+        """
+def all_gather(group: Group, output: torch.Tensor, input: torch.Tensor, label: str = '', bounds: collections.abc.Sequence[typing.SupportsInt] = []) -> Work:
+    """
+    Puts all inputs into output, in rank order.
+    """
+def all_reduce(group: Group, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, label: str = '') -> Work:
+    """
+    Makes every rank's tensor the reduction of all.
+    """
+def barrier(group: Group, label: str = '') -> None:
+    """
+    Returns when every rank has come here.
+    """
+def broadcast(group: Group, tensor: torch.Tensor, root: typing.SupportsInt, label: str = '') -> Work:
+    """
+    Makes every rank's tensor that of root.
+    """
+def broadcast_all(group: Group, tensors: collections.abc.Sequence[torch.Tensor], root: typing.SupportsInt, label: str = '') -> None:
+    """
+    Makes every rank's tensors, of any strides, those of root, in place. Blocks.
+    """
+def make_backend(store: torch.distributed.distributed_c10d.Store, rank: typing.SupportsInt, size: typing.SupportsInt, timeout_s: typing.SupportsFloat) -> torch._C._distributed_c10d.Backend:
+    """
+    The c10d backend 'fairshard' of a rank. Blocks until all ranks have come.
+    """
+def reduce_scatter(group: Group, output: torch.Tensor, input: torch.Tensor, op: ReduceOp = ReduceOp.SUM, label: str = '', bounds: collections.abc.Sequence[typing.SupportsInt] = []) -> Work:
+    """
+    Makes output this rank's part of the reduction of all inputs.
+    """
