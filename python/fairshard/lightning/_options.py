@@ -1,0 +1,48 @@
+"""What strategies of Trainer and Fabric have in common: options for several takers, optimizers, scalers."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from fairshard.nn.data_parallel import ShardedDataParallel
+from fairshard.optim import OSS, ShardedGradScaler
+
+#: What a strategy knows itself.
+_ITS_OWN = {"self", "params", "optim", "group", "module", "sharded_optimizer", "process_group", "device_ids", "kwargs"}
+
+
+def split(options: dict[str, Any], *takers: type) -> list[dict[str, Any]]:
+    """For each taker the options that it has by name. One that nobody has is refused."""
+    names = [{*inspect.signature(taker.__init__).parameters} - _ITS_OWN - {"default"} for taker in takers]
+    unknown = options.keys() - set().union(*names) - {"find_unused_parameters"}  # they are found, whatever is said
+    if unknown:
+        raise TypeError(f"no option of {', '.join(taker.__name__ for taker in takers)}: {', '.join(sorted(unknown))}")
+    return [{name: value for name, value in options.items() if name in known} for known in names]
+
+
+def sharded(optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> torch.optim.Optimizer:
+    """An OSS in place of the optimizer, unless it is one, wraps one, or has no parameters to shard."""
+    has_parameters = any(p.requires_grad for group in optimizer.param_groups for p in group["params"])
+    if hasattr(optimizer, "sharded_step") or not has_parameters:
+        return optimizer
+    return OSS.from_optimizer(optimizer, **options)
+
+
+def shard_scaler(precision: Any) -> None:
+    """Has float16 precision scale by a ShardedGradScaler, with the scale that it has now."""
+    scaler = getattr(precision, "scaler", None)
+    if isinstance(scaler, torch.amp.GradScaler) and not isinstance(scaler, ShardedGradScaler):
+        precision.scaler = ShardedGradScaler(
+            scaler.get_scale(),
+            scaler.get_growth_factor(),
+            scaler.get_backoff_factor(),
+            scaler.get_growth_interval(),
+            scaler.is_enabled(),
+            device=scaler._device,
+        )
+
+
+def is_wrapped(model: Any) -> bool:
+    """Whether the model is in a wrapper of ours, as it is while it is trained."""
+    return isinstance(model, ShardedDataParallel)
