@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fairshard.lightning._names import FabricDDPStrategy
-from fairshard.lightning._options import is_wrapped, shard_scaler, sharded, split
+from fairshard.lightning._options import shard_scaler, sharded, split
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 
@@ -50,4 +50,4 @@ class _SyncControl:
     """What ``fabric.no_backward_sync`` uses."""
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> contextlib.AbstractContextManager:
-        return module.no_sync() if enabled and is_wrapped(module) else contextlib.nullcontext()
+        return module.no_sync() if enabled else contextlib.nullcontext()

@@ -9,6 +9,7 @@ _trainer, _fabric = (
 )
 
 TrainerDDPStrategy = importlib.import_module(f"{_trainer}.strategies").DDPStrategy
+SingleDeviceStrategy = importlib.import_module(f"{_trainer}.strategies").SingleDeviceStrategy
 TRAINER_REGISTRY = importlib.import_module(f"{_trainer}.strategies").StrategyRegistry
 FabricDDPStrategy = importlib.import_module(f"{_fabric}.strategies").DDPStrategy
 FABRIC_REGISTRY = importlib.import_module(f"{_fabric}.strategies").STRATEGY_REGISTRY

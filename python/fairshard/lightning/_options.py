@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
-from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, ShardedGradScaler
 
 #: What a strategy knows itself.
-_ITS_OWN = {"self", "params", "optim", "group", "module", "sharded_optimizer", "process_group", "device_ids", "kwargs"}
+_ITS_OWN = {"self", "params", "optim", "group", "module", "sharded_optimizer", "process_group", "device_ids"}
+_ITS_OWN |= {"model", "nprocs_per_node", "optimizer", "kwargs", "default"}
 
 
 def split(options: dict[str, Any], *takers: type) -> list[dict[str, Any]]:
     """For each taker the options that it has by name. One that nobody has is refused."""
-    names = [{*inspect.signature(taker.__init__).parameters} - _ITS_OWN - {"default"} for taker in takers]
+    names = [{*inspect.signature(taker.__init__).parameters} - _ITS_OWN for taker in takers]
     unknown = options.keys() - set().union(*names) - {"find_unused_parameters"}  # they are found, whatever is said
     if unknown:
         raise TypeError(f"no option of {', '.join(taker.__name__ for taker in takers)}: {', '.join(sorted(unknown))}")
@@ -41,8 +41,3 @@ def shard_scaler(precision: Any) -> None:
             scaler.is_enabled(),
             device=scaler._device,
         )
-
-
-def is_wrapped(model: Any) -> bool:
-    """Whether the model is in a wrapper of ours, as it is while it is trained."""
-    return isinstance(model, ShardedDataParallel)

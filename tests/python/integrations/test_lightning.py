@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fairshard.checkpoint import Checkpoint
+from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
 from fairshard.optim import OSS, ShardedGradScaler
 
 MODES = (
@@ -88,6 +90,67 @@ def _checkpoints(pl, fit, ShardedStrategy, folder):
         pl.assert_same(model, plain, f"{other} from {name}")
 
 
+def _folders(pl, fit, ShardedStrategy, folder):
+    """Every rank writes what it owns; what was saved at the end of the first epoch is resumed."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    _, plain = fit("ddp")
+    for options in (MODES[0], MODES[-1]):
+        saving = ModelCheckpoint(folder, filename="{epoch}", enable_version_counter=False, save_top_k=-1)
+        strategy = ShardedStrategy(checkpoint_folders=True, **options)
+        fit(strategy, callbacks=[saving], enable_checkpointing=True)
+        _, model = fit("ddp_sharded", path=f"{folder}/epoch=0.ckpt")
+        pl.assert_same(model, plain, f"from a folder, {options}")
+    model = pl.Model()
+    trainer = fit("ddp_sharded", model, path=f"{folder}/epoch=1.ckpt", max_epochs=2)[0]
+    assert trainer.global_step == 8
+    pl.assert_same(model, plain, "nothing left to train")
+    trainer.test(fresh := pl.Model(), pl.data(7), ckpt_path=f"{folder}/epoch=1.ckpt", verbose=False)
+    pl.assert_same(fresh, plain, "tested")
+
+
+def _slowmo(pl, fit, folder):
+    """Two nodes of one rank: as by hand, and resumed with the outer optimizer's momentum."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from fairshard.lightning import SlowMoStrategy
+
+    options = {"slowmo_frequency": 3, "localsgd_frequency": 2, "slowmo_momentum": 0.5}
+    model = SlowMoDistributedDataParallel(pl.net(), 1, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        for inputs, targets in pl.data():
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            model.perform_slowmo(optimizer)
+    model.average_parameters()
+
+    class Plain(pl.Model):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+    saving = ModelCheckpoint(f"{folder}/slowmo", filename="{epoch}", enable_version_counter=False, save_top_k=-1)
+    _, ours = fit(SlowMoStrategy(1, **options), Plain(), callbacks=[saving], enable_checkpointing=True)
+    pl.assert_same(ours.net, model.module, "SlowMo")
+    _, ours = fit(SlowMoStrategy(1, **options), Plain(), path=f"{folder}/slowmo/epoch=0.ckpt")
+    pl.assert_same(ours.net, model.module, "SlowMo resumed")
+
+
+def _offload(pl, fit):
+    from fairshard.lightning import OffloadStrategy
+
+    models = []
+    for strategy in ("auto", OffloadStrategy("net", num_slices=3, checkpoint_activation=True)):
+        trainer, model = fit(strategy, devices=1)
+        trainer.test(model, pl.data(7), verbose=False)
+        models.append(model)
+    assert any("forward" in vars(module) for module in models[1].modules())
+    states = zip(*(model.state_dict().values() for model in models), strict=True)
+    assert all(value.equal(plain) for plain, value in states)
+    assert models[1].losses == models[0].losses
+
+
 def _after_training(pl, fit):
     """The module is whole again: tested, and trained once more by the same Trainer."""
     results = []
@@ -155,6 +218,9 @@ def _all_of_it(rank, world_size, folder):
     _float16(pl, pl.fit)
     _optimizers(pl, pl.fit)
     _checkpoints(pl, pl.fit, ShardedStrategy, folder)
+    _folders(pl, pl.fit, ShardedStrategy, folder)
+    _slowmo(pl, pl.fit, folder)
+    _offload(pl, pl.fit)
     _after_training(pl, pl.fit)
     with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):
         ShardedStrategy(overlap=True)
@@ -164,3 +230,7 @@ def _all_of_it(rank, world_size, folder):
 @pytest.mark.cpu_only("Lightning chooses devices by itself")
 def test_lightning(run_ranks, tmp_path):
     run_ranks(2, _all_of_it, str(tmp_path))
+    # what two ranks wrote is loaded by one, without Lightning
+    model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(10, 33), nn.BatchNorm1d(33), nn.Tanh(), nn.Linear(33, 17))})
+    report = Checkpoint(tmp_path / "epoch=1.ckpt", {"model": model}).load(strict=False)
+    assert report.step == 8 and model["net"][1].num_batches_tracked == 8

@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from support.ranks import set_torchrun_variables
 
@@ -20,7 +20,8 @@ warnings.filterwarnings("ignore", message=".*num_workers|.*does not have many wo
 
 def data(seed: int = 0) -> DataLoader:
     torch.manual_seed(seed)
-    return DataLoader(TensorDataset(torch.randn(24, 10), torch.randn(24, 5)), batch_size=3)
+    dataset = TensorDataset(torch.randn(24, 10), torch.randn(24, 5))
+    return DataLoader(dataset, batch_size=3, sampler=DistributedSampler(dataset, shuffle=False))
 
 
 def net(inputs: int = 10) -> nn.Module:
@@ -86,7 +87,7 @@ class Adversaries(pl.LightningModule):
 
 def fit(strategy, model=None, path=None, **options) -> tuple[pl.Trainer, pl.LightningModule]:
     model = model or Model()
-    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, **{**QUIET, "max_epochs": 2, **options})
+    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", **{**QUIET, "devices": 2, "max_epochs": 2, **options})
     trainer.fit(model, data(), data(5) if hasattr(model, "losses") else None, ckpt_path=path)
     return trainer, model
 
