@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairshard._frameworks import shard_scaler, sharded, split
 from fairshard.lightning._names import FabricDDPStrategy
-from fairshard.lightning._options import shard_scaler, sharded, split
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 

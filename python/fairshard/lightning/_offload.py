@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from fairshard._frameworks import split
 from fairshard.experimental.nn import OffloadModel
 from fairshard.lightning._names import SingleDeviceStrategy
-from fairshard.lightning._options import split
 
 __all__ = ["OffloadStrategy"]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import nn
 
+from fairshard._frameworks import split
 from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
 from fairshard.lightning._names import TrainerDDPStrategy
-from fairshard.lightning._options import split
 from fairshard.lightning._wrapping import WrappingStrategy
 
 __all__ = ["SlowMoStrategy"]

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from fairshard._frameworks import shard_scaler, sharded, split
 from fairshard.lightning._names import TrainerDDPStrategy
-from fairshard.lightning._options import shard_scaler, sharded, split
 from fairshard.lightning._wrapping import WrappingStrategy
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS

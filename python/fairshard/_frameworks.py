@@ -1,4 +1,4 @@
-"""What strategies of Trainer and Fabric have in common: options for several takers, optimizers, scalers."""
+"""What integrations into other frameworks have in common: options for several takers, optimizers, scalers."""
 
 import inspect
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 from fairshard.optim import OSS, ShardedGradScaler
 
-#: What a strategy knows itself.
+#: What an integration knows itself.
 _ITS_OWN = {"self", "params", "optim", "group", "module", "sharded_optimizer", "process_group", "device_ids"}
 _ITS_OWN |= {"model", "nprocs_per_node", "optimizer", "kwargs", "default"}
 
@@ -29,11 +29,11 @@ def sharded(optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> torch.
     return OSS.from_optimizer(optimizer, **options)
 
 
-def shard_scaler(precision: Any) -> None:
-    """Has float16 precision scale by a ShardedGradScaler, with the scale that it has now."""
-    scaler = getattr(precision, "scaler", None)
+def shard_scaler(owner: Any) -> None:
+    """Has the owner of a gradient scaler, if it has one, use a ShardedGradScaler with the same scale."""
+    scaler = getattr(owner, "scaler", None)
     if isinstance(scaler, torch.amp.GradScaler) and not isinstance(scaler, ShardedGradScaler):
-        precision.scaler = ShardedGradScaler(
+        owner.scaler = ShardedGradScaler(
             scaler.get_scale(),
             scaler.get_growth_factor(),
             scaler.get_backoff_factor(),
