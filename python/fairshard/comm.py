@@ -6,8 +6,12 @@ Groups over plain Gloo get the same here, over Gloo's own connections. Collectiv
 valid after its ``wait()``.
 """
 
+import os
+import warnings
 import weakref
+from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from fairshard._core import comm as _core
@@ -31,6 +35,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_all",
+    "init_process_group",
     "reduce_scatter",
 ]
 
@@ -68,3 +73,44 @@ class Group(_core.Group):
         # What is behind it lives as long as the process group: ranks that made it anew at different times would miss
         # each other's messages.
         _states.setdefault(process_group, _core.Group(process_group))
+
+
+def init_process_group(backend: str | None = None, timeout_s: float = 300) -> Group:
+    """Meets the other ranks, whoever has started them, and makes torch.distributed's default process group.
+
+    Understands the variables of torchrun, Open MPI's mpirun and Slurm's srun, and is one rank alone without any. Where
+    there are GPUs, the current one becomes that of the rank's number on its machine. Ranks of one machine use the
+    loopback interface only, unless GLOO_SOCKET_IFNAME is set. Collective; blocks until all have come, and names those
+    that have not when ``timeout_s`` seconds are over.
+
+    Args:
+        backend: as for ``torch.distributed.init_process_group`` (default: "cpu:fairshard,cuda:nccl" where every rank
+            has a GPU of its own, "fairshard" where there are none).
+        timeout_s: how long this, and later any wait, may take, in seconds.
+    """
+    rank = _core.Environment()
+    gpus = torch.cuda.device_count()
+    if gpus:
+        torch.cuda.set_device(rank.local_rank % gpus)
+    if rank.local_world_size == rank.world_size:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = _core.meet(rank, timeout_s)
+    dist.init_process_group(
+        backend or _choose_backend(rank, gpus),
+        store=store,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return Group()
+
+
+def _choose_backend(rank: _core.Environment, gpus: int) -> str:
+    if not gpus:
+        return "fairshard"
+    if rank.local_world_size <= gpus or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
+        return "cpu:fairshard,cuda:nccl"
+    if rank.local_rank == 0:
+        shared = f"{rank.local_world_size} ranks share {gpus} GPU(s)"
+        warnings.warn(f"{shared}, which NCCL refuses: CUDA tensors go through host memory", stacklevel=3)
+    return "gloo"

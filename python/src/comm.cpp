@@ -3,8 +3,10 @@
 #include <fairshard/comm/backend.h>
 #include <fairshard/comm/broadcast_all.h>
 #include <fairshard/comm/collectives.h>
+#include <fairshard/comm/init.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace fairshard::python {
 
@@ -79,6 +81,14 @@ void init_comm(py::module_& module) {
   m.def("make_backend", &comm::make_backend, released, py::arg("store"), py::arg("rank"),
         py::arg("size"), py::arg("timeout_s"),
         "The c10d backend 'fairshard' of a rank. Blocks until all ranks have come.");
+  py::class_<comm::Environment>(m, "Environment", "Who this rank is, by its launcher's variables.")
+      .def(py::init([] { return comm::read_environment(); }))
+      .def_readonly("rank", &comm::Environment::rank)
+      .def_readonly("world_size", &comm::Environment::world_size)
+      .def_readonly("local_rank", &comm::Environment::local_rank)
+      .def_readonly("local_world_size", &comm::Environment::local_world_size);
+  m.def("meet", &comm::meet, released, py::arg("environment"), py::arg("timeout_s"),
+        "Meets the other ranks; the store that they share. Blocks until all ranks have come.");
   m.def("barrier", &comm::barrier, released, py::arg("group"), py::arg("label") = "",
         "Returns when every rank has come here.");
 }

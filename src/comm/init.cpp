@@ -160,14 +160,20 @@ Group init_process_group(const GroupOptions& options) {
   return init_process_group(read_environment(), options);
 }
 
-Group init_process_group(const Environment& env, const GroupOptions& options) {
+c10::intrusive_ptr<c10d::Store> meet(const Environment& env, double timeout_s) {
   using Clock = std::chrono::steady_clock;
-  const auto timeout = to_timeout(options.timeout_s());
-  const BackendChoice choice = choose_backends(env, options.backend());
+  const auto timeout = to_timeout(timeout_s);
   const auto deadline = Clock::now() + timeout;
-  const auto store = open_store(env, timeout);
+  auto store = open_store(env, timeout);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   await_all_ranks(store, env, std::max(left, std::chrono::milliseconds(1)), timeout);
+  return store;
+}
+
+Group init_process_group(const Environment& env, const GroupOptions& options) {
+  const BackendChoice choice = choose_backends(env, options.backend());
+  const auto store = meet(env, options.timeout_s());
+  const auto timeout = to_timeout(options.timeout_s());
   try {
     Group group(make_process_group(store, env.rank, env.world_size, choice, timeout));
     group.state().local_rank = env.local_rank;

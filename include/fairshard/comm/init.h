@@ -34,4 +34,8 @@ Group init_process_group(const GroupOptions& options = {});
 /// The same for an environment that is already known.
 Group init_process_group(const Environment& environment, const GroupOptions& options = {});
 
+/// The first half of it, for those who make a process group by other means: meets the other ranks,
+/// and returns the store that they share. Collective; blocks as above.
+c10::intrusive_ptr<c10d::Store> meet(const Environment& environment, double timeout_s = 300);
+
 }  // namespace fairshard::comm

@@ -12,6 +12,7 @@ from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.optim import _state
 from fairshard.optim._numbers import numbers_of, set_numbers
+from fairshard.optim._twin import Twin
 from fairshard.optim.grad_scaler import scaler_of
 
 __all__ = ["OSS"]
@@ -118,6 +119,18 @@ class OSS(torch.optim.Optimizer):
         if hasattr(self._base, "measure_for"):
             self._base.measure_for(self)  # an AdaScale, as in the other places that ask what the base has
 
+    @classmethod
+    def from_optimizer(cls, optimizer: torch.optim.Optimizer, **options: Any) -> "OSS":
+        """An OSS in place of a plain optimizer: its class, groups, options, state and hooks. Collective.
+
+        ``options`` are those of an OSS. Learning rate schedulers made for ``optimizer`` go on with the OSS: both have
+        one list of parameter groups. ``optimizer`` itself keeps no state and refuses to step.
+        """
+        twin = Twin(optimizer)
+        oss = cls(optimizer.param_groups, twin, **options)
+        twin.hand_over(oss)
+        return oss
+
     @property
     def optim(self) -> torch.optim.Optimizer:
         """This rank's base optimizer, over its slices of the parameters."""
@@ -170,6 +183,11 @@ class OSS(torch.optim.Optimizer):
             return loss
         if kwargs and self._step_in_backward:
             raise TypeError(f"OSS: step() cannot hand {', '.join(kwargs)} to steps that are taken in backward")
+        if _ids(self.param_groups) != self._sharded_ids:
+            raise RuntimeError(
+                "OSS: the parameters in param_groups are not those that were sharded. Options may be changed there; "
+                "for more parameters there is add_param_group(), and for fewer another OSS"
+            )
         if self._sharded_step.awaits_reduction:
             warnings.warn(
                 "OSS: step() after a backward within no_sync(): its gradients are those of each rank alone, and ranks "
@@ -257,19 +275,27 @@ class OSS(torch.optim.Optimizer):
         """
         if all_ranks:
             self.consolidate_state_dict(-1)
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
         if self._consolidated is None and _state.has_state(self):
             raise RuntimeError(
                 "the optimizer's state is spread over the ranks: call consolidate_state_dict() on all of them first, "
                 "and state_dict() on the recipient rank"
             )
         # Of its own, since callers give other names to parameters. Before the first step there is nothing more.
-        return {**_state.without_state(self), **{k: dict(v) for k, v in (self._consolidated or {}).items()}}
+        state = {**_state.without_state(self), **{k: dict(v) for k, v in (self._consolidated or {}).items()}}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            state = _or_before(hook(self, state), state)
+        return state
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Takes this rank's share of a plain torch optimizer's state, or of a consolidated one.
 
         ``state_dict`` is left as it was.
         """
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = _or_before(hook(self, state_dict), state_dict)
         is_own = self._consolidated is not None and _state.is_same(self._consolidated["state"], state_dict["state"])
         share, masters = _state.share_of(self, state_dict)
         self._base.load_state_dict(share)
@@ -281,6 +307,8 @@ class OSS(torch.optim.Optimizer):
         self._has_stepped |= bool(state_dict["state"])
         if not is_own:  # as it is where Accelerate takes an optimizer, and loads what it has just got from it
             self._consolidated = None
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     def partition_parameters(self) -> list[list[dict]]:
         """For every rank its parameter groups, with the slices that it owns as ``params``."""
@@ -314,6 +342,7 @@ class OSS(torch.optim.Optimizer):
             tensors += group["params"]
             numbers += [number] * len(group["params"])
         self._sharded_step.add(names, tensors, numbers, len(groups))
+        self._sharded_ids = _ids(self.param_groups)
         self._layout_version = -1
 
     def _sliced_groups(self, groups: list[dict]) -> list[dict]:
@@ -345,6 +374,15 @@ def _weak(method: Callable, owner: Any = None) -> Callable:
     function = method.__func__ if owner is None else method
     reference = weakref.ref(method.__self__ if owner is None else owner)
     return lambda *arguments: function(reference(), *arguments)
+
+
+def _ids(groups: list[dict]) -> list[list[int]]:
+    return [[id(parameter) for parameter in group["params"]] for group in groups]
+
+
+def _or_before(result: Any, before: Any) -> Any:
+    """What a hook returned, or what it was given if it returned nothing."""
+    return before if result is None else result
 
 
 def _copy_options(source: list[dict], target: list[dict]) -> None:

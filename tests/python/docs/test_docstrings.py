@@ -2,17 +2,19 @@
 
 import importlib
 import inspect
-import pkgutil
 import re
 
 import pytest
 
-import fairshard
+from support import layers
+from support.pages import ROOT
 
+#: Their frameworks take seconds to import, in every process that collects tests; ruff looks at docstrings and types.
+INTEGRATIONS = ("fairshard.lightning", "fairshard.transformers")
 MODULES = [
     importlib.import_module(name)
-    for _, name, _ in pkgutil.walk_packages(fairshard.__path__, "fairshard.")
-    if not any(part.startswith("_") for part in name.split("."))
+    for name in layers.modules(ROOT)
+    if not any(part.startswith("_") for part in name.split(".")) and not name.startswith(INTEGRATIONS)
 ]
 NAMES = {
     f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in getattr(module, "__all__", ())

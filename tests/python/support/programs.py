@@ -34,11 +34,15 @@ def run_python(program, folder, is_fresh=False):
     script.write_text(program)
     environments = [{}]
     if ranks := re.match(r"# torchrun --nproc-per-node (\d) first.py\b", program):
-        number = int(ranks.group(1))
-        meeting = {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1"}
-        meeting |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        environments = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+        environments = torchrun_environments(int(ranks.group(1)))
     return (run_fresh if is_fresh else run_forked)(script, folder=folder, environments=environments).stdout
+
+
+def torchrun_environments(ranks):
+    """What torchrun would tell each rank of one machine."""
+    meeting = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    meeting |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    return [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def run_fresh(script, *arguments, folder=None, environments=({},)):

@@ -53,6 +53,13 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else torch.device("cpu")
 
 
+def set_torchrun_variables() -> None:
+    """Tells frameworks of this rank what torchrun would; the process group exists already, and nobody meets anew."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, GROUP_RANK="0")
+    os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+
+
 def _run_rank(
     rank: int, backend: str, world_size: int, folder: str, function: Callable[..., object], arguments: tuple
 ) -> None:

@@ -1,0 +1,236 @@
+"""``strategy="ddp_sharded"`` of Lightning's Trainer and Fabric does what ``strategy="ddp"`` does, bit for bit."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fairshard.checkpoint import Checkpoint
+from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
+from fairshard.optim import OSS, ShardedGradScaler
+
+MODES = (
+    {},
+    {"mode": "optimizer"},
+    {"overlap_gather": True},
+    {"step_in_backward": True},
+    {"release_parameters": True, "overlap_gather": True, "bucket_bytes": 600},
+)
+
+
+def _modes(pl, fit, ShardedStrategy):
+    _, plain = fit("ddp")
+    for options in MODES:
+        trainer, model = fit(ShardedStrategy(**options))
+        assert isinstance(trainer.strategy.optimizers[0], OSS) and trainer.strategy.model is model
+        pl.assert_same(model, plain, options)
+        assert model.losses == plain.losses, options
+
+
+def _options_of_trainer(pl, fit):
+    cases = {
+        "value": {"gradient_clip_val": 0.001, "gradient_clip_algorithm": "value"},
+        "accumulation": {"accumulate_grad_batches": 3},
+        "bf16": {"precision": "bf16-mixed"},
+    }
+    for name, options in cases.items():
+        pl.assert_same(fit("ddp_sharded", **options)[1], fit("ddp", **options)[1], name)
+    for options in ({"gradient_clip_val": 0.1}, {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}):
+        # SGD, because Adam would make up for any scale; a norm is rounded once for each rank
+        model, plain = (fit(s, pl.Model(torch.optim.SGD), **options)[1] for s in ("ddp_sharded", "ddp"))
+        pl.assert_same(model, plain, options, rtol=1e-5, atol=1e-6)
+
+
+def _float16(pl, fit):
+    from lightning.pytorch.plugins import MixedPrecision
+
+    def precision():
+        return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**10, growth_interval=3))]}
+
+    trainer, model = fit("ddp_sharded", **precision())
+    assert isinstance(trainer.precision_plugin.scaler, ShardedGradScaler)
+    plain_trainer, plain = fit("ddp", **precision())
+    pl.assert_same(model, plain, "16-mixed")
+    assert trainer.precision_plugin.scaler.get_scale() == plain_trainer.precision_plugin.scaler.get_scale() != 2.0**10
+
+
+def _optimizers(pl, fit):
+    for optim, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adafactor, {})):
+        model, plain = (fit(strategy, pl.Model(optim, **options))[1] for strategy in ("ddp_sharded", "ddp"))
+        pl.assert_same(model, plain, optim)
+    # an OSS that configure_optimizers makes itself is taken as it is, also by Lightning's own strategy
+    _, plain = fit("ddp")
+    for strategy in ("ddp", "ddp_sharded"):
+        trainer, model = fit(strategy, pl.Model(OSS, optim=torch.optim.AdamW, overlap_gather=strategy != "ddp"))
+        assert isinstance(trainer.optimizers[0], OSS)
+        pl.assert_same(model, plain, f"OSS under {strategy}")
+    _, plain = fit("ddp_find_unused_parameters_true", pl.Adversaries())
+    pl.assert_same(fit("ddp_sharded", pl.Adversaries())[1], plain, "several")
+
+
+def _checkpoints(pl, fit, ShardedStrategy, folder):
+    strategies = {
+        "ddp": lambda: "ddp",
+        "sharded": lambda: "ddp_sharded",
+        "released": lambda: ShardedStrategy(**MODES[-1]),
+    }
+    _, plain = fit("ddp")
+    for name, strategy in strategies.items():
+        trainer, _ = fit(strategy(), max_epochs=1)
+        trainer.save_checkpoint(f"{folder}/{name}.ckpt")
+    files = {name: torch.load(f"{folder}/{name}.ckpt", weights_only=True) for name in strategies}
+    for name in ("sharded", "released"):
+        values, structure = pytree.tree_flatten(files[name])
+        expected, expected_structure = pytree.tree_flatten(files["ddp"])
+        assert structure == expected_structure, name
+        assert all(a.equal(b) if torch.is_tensor(a) else a == b for a, b in zip(values, expected, strict=True)), name
+    for name, other in (("ddp", "sharded"), ("sharded", "ddp"), ("sharded", "released"), ("released", "sharded")):
+        trainer, model = fit(strategies[other](), path=f"{folder}/{name}.ckpt")
+        assert trainer.global_step == 8
+        pl.assert_same(model, plain, f"{other} from {name}")
+
+
+def _folders(pl, fit, ShardedStrategy, folder):
+    """Every rank writes what it owns; what was saved at the end of the first epoch is resumed."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    _, plain = fit("ddp")
+    for options in (MODES[0], MODES[-1]):
+        saving = ModelCheckpoint(folder, filename="{epoch}", enable_version_counter=False, save_top_k=-1)
+        strategy = ShardedStrategy(checkpoint_folders=True, **options)
+        fit(strategy, callbacks=[saving], enable_checkpointing=True)
+        _, model = fit("ddp_sharded", path=f"{folder}/epoch=0.ckpt")
+        pl.assert_same(model, plain, f"from a folder, {options}")
+    model = pl.Model()
+    trainer = fit("ddp_sharded", model, path=f"{folder}/epoch=1.ckpt", max_epochs=2)[0]
+    assert trainer.global_step == 8
+    pl.assert_same(model, plain, "nothing left to train")
+    trainer.test(fresh := pl.Model(), pl.data(7), ckpt_path=f"{folder}/epoch=1.ckpt", verbose=False)
+    pl.assert_same(fresh, plain, "tested")
+
+
+def _slowmo(pl, fit, folder):
+    """Two nodes of one rank: as by hand, and resumed with the outer optimizer's momentum."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from fairshard.lightning import SlowMoStrategy
+
+    options = {"slowmo_frequency": 3, "localsgd_frequency": 2, "slowmo_momentum": 0.5}
+    model = SlowMoDistributedDataParallel(pl.net(), 1, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        for inputs, targets in pl.data():
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            model.perform_slowmo(optimizer)
+    model.average_parameters()
+
+    class Plain(pl.Model):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+    saving = ModelCheckpoint(f"{folder}/slowmo", filename="{epoch}", enable_version_counter=False, save_top_k=-1)
+    _, ours = fit(SlowMoStrategy(1, **options), Plain(), callbacks=[saving], enable_checkpointing=True)
+    pl.assert_same(ours.net, model.module, "SlowMo")
+    _, ours = fit(SlowMoStrategy(1, **options), Plain(), path=f"{folder}/slowmo/epoch=0.ckpt")
+    pl.assert_same(ours.net, model.module, "SlowMo resumed")
+
+
+def _offload(pl, fit):
+    from fairshard.lightning import OffloadStrategy
+
+    models = []
+    for strategy in ("auto", OffloadStrategy("net", num_slices=3, checkpoint_activation=True)):
+        trainer, model = fit(strategy, devices=1)
+        trainer.test(model, pl.data(7), verbose=False)
+        models.append(model)
+    assert any("forward" in vars(module) for module in models[1].modules())
+    states = zip(*(model.state_dict().values() for model in models), strict=True)
+    assert all(value.equal(plain) for plain, value in states)
+    assert models[1].losses == models[0].losses
+
+
+def _after_training(pl, fit):
+    """The module is whole again: tested, and trained once more by the same Trainer."""
+    results = []
+    for strategy in ("ddp", "ddp_sharded"):
+        trainer, model = fit(strategy)
+        trainer.test(model, pl.data(7), verbose=False)
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(model, pl.data())
+        results.append((model, model.losses))
+    pl.assert_same(results[1][0], results[0][0], "again")
+    assert results[1][1] == results[0][1]
+
+
+def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None):
+    """Accumulates two batches to a step, clips, follows a schedule; loads first, and saves at the end."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2)
+    fabric.launch()
+    model = pl.net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    model, optimizer = fabric.setup(model, optimizer)
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "step": 0}
+    if load:
+        fabric.load(load, state)
+    batches = list(fabric.setup_dataloaders(pl.data()))
+    for step in range(state["step"], steps):
+        inputs, targets = batches[step % len(batches)]
+        is_accumulating = step % 2 == 0
+        with fabric.no_backward_sync(model, enabled=is_accumulating):
+            fabric.backward(nn.functional.mse_loss(model(inputs), targets))
+        if not is_accumulating:
+            fabric.clip_gradients(model, optimizer, clip_val=0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    state["step"] = steps
+    if folder:
+        fabric.save(folder, state)
+    if isinstance(optimizer, OSS):
+        optimizer.wait_for_parameters()
+    return model.module
+
+
+def _fabric(pl, folder):
+    from fairshard.lightning import FabricShardedStrategy
+
+    plain = _train_by_fabric(pl, "ddp")
+    for strategy in ("ddp_sharded", FabricShardedStrategy(**MODES[-1])):
+        pl.assert_same(_train_by_fabric(pl, strategy), plain, strategy)
+    for name, other in (("ddp", "ddp_sharded"), ("ddp_sharded", "ddp"), ("ddp_sharded", "ddp_sharded")):
+        _train_by_fabric(pl, name, f"{folder}/fabric", 4)
+        model = _train_by_fabric(pl, other, load=f"{folder}/fabric")
+        pl.assert_same(pl.settle_ddp(model) if other == "ddp" else model, plain, f"{other} from {name}")
+
+
+def _all_of_it(rank, world_size, folder):
+    from fairshard.lightning import ShardedStrategy
+    from support import lightning as pl
+
+    _fabric(pl, folder)
+    _modes(pl, pl.fit, ShardedStrategy)
+    _options_of_trainer(pl, pl.fit)
+    _float16(pl, pl.fit)
+    _optimizers(pl, pl.fit)
+    _checkpoints(pl, pl.fit, ShardedStrategy, folder)
+    _folders(pl, pl.fit, ShardedStrategy, folder)
+    _slowmo(pl, pl.fit, folder)
+    _offload(pl, pl.fit)
+    _after_training(pl, pl.fit)
+    with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):
+        ShardedStrategy(overlap=True)
+
+
+@pytest.mark.costly
+@pytest.mark.cpu_only("Lightning chooses devices by itself")
+def test_lightning(run_ranks, tmp_path):
+    run_ranks(2, _all_of_it, str(tmp_path))
+    # what two ranks wrote is loaded by one, without Lightning
+    model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(10, 33), nn.BatchNorm1d(33), nn.Tanh(), nn.Linear(33, 17))})
+    report = Checkpoint(tmp_path / "epoch=1.ckpt", {"model": model}).load(strict=False)
+    assert report.step == 8 and model["net"][1].num_batches_tracked == 8

@@ -1,0 +1,35 @@
+"""The programs of docs/integrations.md run as they stand there, and so do scripts of FairScale's time."""
+
+import re
+
+import pytest
+
+from support import pages
+from support.pages import ROOT
+from support.programs import run_forked, run_python, torchrun_environments
+
+SECTIONS = pages.sections(pages.read("integrations"))
+EXAMPLES = ROOT / "examples/integrations"
+
+
+@pytest.mark.parametrize("name", [name for name, text in SECTIONS.items() if pages.code(text, "python")])
+def test_the_program_learns(name, tmp_path):
+    (program,) = pages.code(SECTIONS[name], "python")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run_python(program, tmp_path))]
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_an_old_script_of_hugging_face(tmp_path):
+    (command,) = pages.code(SECTIONS["Hugging Face Trainer"], "sh")
+    ranks, script, *arguments = command.replace("\\\n", "").removeprefix("torchrun --nproc-per-node ").split()
+    output = run_forked(
+        EXAMPLES / script, *arguments, folder=tmp_path, environments=torchrun_environments(int(ranks))
+    ).stdout
+    assert float(re.search(r"perplexity ([\d.]+)", output).group(1)) < 3  # of 14 characters
+    assert (tmp_path / "out/model.safetensors").is_file()
+
+
+def test_an_old_script_of_lightning(tmp_path):
+    output = run_forked(EXAMPLES / "lightning_script.py", folder=tmp_path, environments=torchrun_environments(2)).stdout
+    first, last = re.search(r"loss (\S+) -> (\S+)", output).groups()
+    assert float(last) < 0.2 * float(first)
