@@ -2,6 +2,7 @@
 
 #include "flat_memory.h"
 #include "reductions.h"
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/scale/scaled_backward.h>
 
 #include <ATen/ScalarOps.h>
@@ -208,6 +209,7 @@ void BucketQueue::start_ready() {
 }
 
 void BucketQueue::start(PendingBucket& bucket) {
+  const comm::ProfilerRange range([&] { return "reduce " + bucket.label(context_); });
   if (bucket.is_packed(context_)) {
     ensure_memory(bucket);
     bucket.packing.pack(bucket.values(context_), bucket.flat,
@@ -218,6 +220,7 @@ void BucketQueue::start(PendingBucket& bucket) {
 
 void BucketQueue::finish() {
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "reduce the rest"; });
   try {
     if (is_idle_) {
       begin();

@@ -1,5 +1,6 @@
 #include "flat_memory.h"
 #include <fairshard/comm/collectives.h>
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/shard/flat_bucket.h>
 #include <fairshard/shard/master_weights.h>
 
@@ -231,6 +232,8 @@ void FlatBucket::reshard() {
 
 void FlatBucket::start_unshard(const comm::Group& group) {
   const at::NoGradGuard no_grad;
+  const std::string label = c10::str("parameters of bucket ", index_);
+  const comm::ProfilerRange range([&] { return "gather " + label; });
   const bool was_sharded = state_ == State::kSharded;
   if (was_sharded) {
     reallocate(flat_, flat_.nbytes());
@@ -245,8 +248,7 @@ void FlatBucket::start_unshard(const comm::Group& group) {
   if (has_master() && !was_sharded) {
     own.copy_(master_);
   }
-  work_ = comm::all_gather(group, target, own, c10::str("parameters of bucket ", index_),
-                           layout().bounds);
+  work_ = comm::all_gather(group, target, own, label, layout().bounds);
   state_ = State::kUnsharding;
 }
 

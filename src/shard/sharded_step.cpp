@@ -1,5 +1,6 @@
 #include "weak_registry.h"
 #include <fairshard/comm/collectives.h>
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/shard/agree.h>
 #include <fairshard/shard/clip.h>
 #include <fairshard/shard/sharded_step.h>
@@ -90,6 +91,7 @@ int ShardedStep::layout_version() const {
 
 void ShardedStep::run() {
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "step"; });
   check_has_parameters();
   announce();
   TORCH_CHECK(
@@ -160,6 +162,7 @@ void ShardedStep::run_rest_of_backward() {
 
 void ShardedStep::run_bucket(FlatGroup& group, size_t bucket) {
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([&] { return c10::str("step bucket ", bucket); });
   group.wait_for_bucket(bucket);
   std::vector<std::pair<FlatGroup*, const Slice*>> some;
   for (const Slice& slice : group.slices()) {
@@ -217,6 +220,7 @@ void ShardedStep::clip_values(double most) {
               "gradients cannot be clipped with step_in_backward, which drops them one by one");
   TORCH_CHECK(!join_, "gradients cannot be clipped by value within join()");
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "clip values"; });
   for (const at::Tensor& gradient : gradient_memory()) {
     gradient.clamp_(-most, most);
   }
