@@ -8,5 +8,7 @@
 #include <fairshard/comm/group.h>
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
+#include <fairshard/comm/mesh.h>
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/comm/reason.h>
 #include <fairshard/comm/work.h>

@@ -125,7 +125,7 @@ void bind_flat_group(py::module_& m) {
 void bind_sharded_step(py::module_& m) {
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<ShardedStep, std::shared_ptr<ShardedStep>>(m, "ShardedStep")
-      .def(py::init([](const comm::Group& group,
+      .def(py::init([](const comm::Mesh& mesh,
                        const decltype(shard::StepCallbacks::step_slices)& step_slices,
                        const std::function<std::vector<double>()>& numbers,
                        const std::function<void(const std::vector<double>&)>& set_numbers,
@@ -143,10 +143,10 @@ void bind_sharded_step(py::module_& m) {
                                    .reshard_after_forward(release_parameters)
                                    .reshard_after_step(overlap_gather);
              return make_released<ShardedStep>(
-                 group, shard::StepOptions().flat(flat).overlap_gather(overlap_gather),
+                 mesh, shard::StepOptions().flat(flat).overlap_gather(overlap_gather),
                  shard::StepCallbacks{step_slices, numbers, set_numbers});
            }),
-           py::arg("group"), py::arg("step_slices"), py::arg("numbers"), py::arg("set_numbers"),
+           py::arg("mesh"), py::arg("step_slices"), py::arg("numbers"), py::arg("set_numbers"),
            py::kw_only(), py::arg("bucket_bytes"), py::arg("whole_tensors"),
            py::arg("master_weights"), py::arg("gather_dtype"), py::arg("overlap_gather"),
            py::arg("step_in_backward"), py::arg("release_parameters"))

@@ -23,8 +23,8 @@ void AllReduction::start(PendingBucket& bucket) {
   const auto dtype = bucket.wire_dtype(context());
   const bool is_cast = dtype != bucket.flat.scalar_type();
   const at::Tensor wire = is_cast ? bucket.flat.to(dtype) : bucket.flat;
-  auto work =
-      comm::all_reduce(context().group, wire, bucket.reduce_op(context()), bucket.label(context()));
+  auto work = comm::all_reduce(context().mesh.all(), wire, bucket.reduce_op(context()),
+                               bucket.label(context()));
   started_.push_back({bucket.flat, is_cast ? wire : at::Tensor(), std::move(work)});
 }
 

@@ -22,11 +22,17 @@ BackwardContext make_context(const std::vector<ReducedGroup>& groups,
   TORCH_CHECK_VALUE(!groups.empty(), "there are no parameters to reduce gradients of");
   TORCH_CHECK_VALUE(options.buckets_in_flight() >= 1, "buckets_in_flight is ",
                     options.buckets_in_flight(), ", but must be at least 1");
-  BackwardContext context{
-      .group = groups[0].group->group(), .groups = {}, .options = options, .used = {}};
+  const comm::Mesh& mesh = groups[0].group->mesh();
+  BackwardContext context{.mesh = mesh,
+                          .groups = {},
+                          .options = options,
+                          .used = {},
+                          .replica_sums = ReplicaSums(mesh)};
   for (const auto& [group, step] : groups) {
-    TORCH_CHECK_VALUE(group->group().process_group() == context.group.process_group(),
-                      "optimizers of one model must have one process group");
+    TORCH_CHECK_VALUE(
+        group->mesh().all().process_group() == mesh.all().process_group() &&
+            group->group().process_group() == mesh.shards().process_group(),
+        "optimizers of one model must have one process group, or the same groups of a mesh");
     context.groups.push_back(group);
   }
   return context;
@@ -37,7 +43,7 @@ BackwardContext make_context(const std::vector<ReducedGroup>& groups,
 BucketQueue::BucketQueue(std::vector<ReducedGroup> groups, const ReducerOptions& options)
     : groups_(std::move(groups)),
       context_(make_context(groups_, options)),
-      scale_(at::native::wrapped_scalar_tensor(1.0 / context_.group.size())) {
+      scale_(at::native::wrapped_scalar_tensor(1.0 / context_.mesh.all().size())) {
   choose_reductions();
   list_buckets();
 }
@@ -73,6 +79,7 @@ void BucketQueue::list_buckets() {
 
 void BucketQueue::begin() {
   const at::NoGradGuard no_grad;
+  context_.replica_sums.start_rest();
   announce();
   context_.used = UsedParameters(context_.groups);
   context_.scaler = scale::scaler_of_backward();
@@ -148,6 +155,7 @@ void BucketQueue::take(ParameterId id) {
   TORCH_CHECK(!bucket.is_taken[slot], "parameter '", bucket.values(context_).parameter(slot).name,
               "' got two gradients in one backward");
   collect(bucket, slot);
+  context_.replica_sums.advance();
   bucket.is_taken[slot] = true;
   --bucket.missing;
   if (!is_order_known_) {
@@ -283,7 +291,7 @@ UsedParameters::Agreement BucketQueue::start_agreement() {
   if (ids.empty()) {
     return {};
   }
-  return context_.used.start_agreement(context_.group, std::move(ids), "used parameters");
+  return context_.used.start_agreement(context_.mesh.all(), std::move(ids), "used parameters");
 }
 
 void BucketQueue::publish() {

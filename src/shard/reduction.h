@@ -2,6 +2,7 @@
 // What happens to the gradients of a bucket: an interface with an implementation per mode.
 
 #include "packing.h"
+#include "replica_sums.h"
 #include "used_parameters.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/flat_group.h>
@@ -15,10 +16,11 @@ namespace fairshard::shard {
 
 /// What all reductions of one backward share.
 struct BackwardContext {
-  comm::Group group;
+  comm::Mesh mesh;
   std::vector<std::shared_ptr<FlatGroup>> groups;
   ReducerOptions options;
   UsedParameters used;
+  ReplicaSums replica_sums;
   /// The grad scaler of the loss, or 0.
   int64_t scaler = 0;
 

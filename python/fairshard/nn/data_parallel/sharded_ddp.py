@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.nn.data_parallel._block_hooks import BlockHooks
 from fairshard.nn.data_parallel._module_tree import ModuleTree
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ShardedDataParallel"]
 
@@ -50,6 +53,8 @@ class ShardedDataParallel(nn.Module):
         device_ids: accepted; the module stays where it is.
         mode: "gradients" (ZeRO-2) or "optimizer" (ZeRO-1: whole gradients in ``.grad``), with an OSS.
         reduce_dtype: the dtype in which gradients travel. Sums are taken in float32 over Gloo.
+        mesh: instead of ``process_group``, a DeviceMesh with all ranks; how it shards is the OSS's affair, which
+            is given the same.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class ShardedDataParallel(nn.Module):
         *,
         mode: str = "gradients",
         reduce_dtype: torch.dtype | None = None,
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         super().__init__()
         if mode not in ("gradients", "optimizer"):
@@ -87,22 +93,20 @@ class ShardedDataParallel(nn.Module):
             "bucket_bytes": 4 * reduce_buffer_size,
             "reduce_dtype": torch.float16 if reduce_fp16 else reduce_dtype,
         }
-        self._engine = self._make_engine(process_group, sync_models_at_startup)
+        self._engine = self._make_engine(comm.Mesh(process_group, mesh).all, sync_models_at_startup)
         if is_offloaded:
             reduce = weakref.WeakMethod(self._reduce_offloaded)
             module.call_after_backward(lambda: (method := reduce()) and method())
         _keep_names_of_module(self)
 
-    def _make_engine(self, process_group: "dist.ProcessGroup | None", sync: bool) -> _shard.DataParallelEngine:
+    def _make_engine(self, group: comm.Group, sync: bool) -> _shard.DataParallelEngine:
         parameters, buffers = self._tree.parameters(), self._tree.buffers()
-        return _shard.DataParallelEngine(
-            comm.Group(process_group), *parameters, buffers, sync_at_startup=sync, **self._options
-        )
+        return _shard.DataParallelEngine(group, *parameters, buffers, sync_at_startup=sync, **self._options)
 
     def _made_engine(self) -> _shard.DataParallelEngine:
         """The engine, which a copy gets where it is first trained."""
         if self._engine is None:
-            self._engine = self._make_engine(None, sync=False)
+            self._engine = self._make_engine(comm.Group(), sync=False)
         return self._engine
 
     def __getstate__(self) -> dict:
