@@ -6,6 +6,7 @@
 #include <fairshard/shard/sharded_step.h>
 
 #include <pybind11/functional.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include <unordered_set>
 
@@ -235,6 +236,13 @@ void bind_engine(py::module_& m) {
       .def("wait_for_parameters", &DataParallelEngine::wait_for_parameters, released)
       .def_property("sync", py::cpp_function(&DataParallelEngine::sync, released),
                     py::cpp_function(&DataParallelEngine::set_sync, released))
+      .def("set_comm_hook",
+           [](DataParallelEngine& engine, py::object state, py::object hook) {
+             auto adapter =
+                 std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook));
+             const py::gil_scoped_release no_gil;
+             engine.set_comm_hook(std::move(adapter));
+           })
       .def("reduce", &DataParallelEngine::reduce, released)
       .def("clear_gradients", &DataParallelEngine::clear_gradients, released)
       .def("broadcast_buffers", &DataParallelEngine::broadcast_buffers, released)

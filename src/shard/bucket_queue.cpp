@@ -88,12 +88,15 @@ void BucketQueue::begin() {
     context_.groups[g]->gradients().set_scaled_by(context_.scaler);
     context_.groups[g]->gradients().set_await_reduction(false);
   }
+  context_.active_buckets = 0;
   for (PendingBucket& bucket : buckets_) {
     const auto& slots = bucket.layout(context_).slots;
     bucket.flat.reset();
     bucket.is_taken.assign(slots.size(), false);
     bucket.missing = slots.size();
     bucket.is_active = bucket.values(context_).is_trainable();
+    bucket.number = context_.active_buckets;
+    context_.active_buckets += bucket.is_active ? 1 : 0;
   }
   arrivals_.clear();
   next_ = 0;

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -156,6 +156,20 @@ class ShardedDataParallel(nn.Module):
         finally:
             engine.sync = before
 
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """From here on, backward reduces gradients or not, as torch's fully_shard has it; see :meth:`no_sync`."""
+        self._made_engine().sync = bool(requires_gradient_sync)
+
+    def register_comm_hook(self, state: object, hook: Callable[[Any, "dist.GradBucket"], torch.futures.Future]) -> None:
+        """Has a hook of torch's DDP average gradients, in place of an all-reduce: once, the same on all ranks.
+
+        It is called with ``state`` and each bucket of this rank's own gradients (a ``dist.GradBucket``), and returns
+        a future of what they become. Where gradients are sharded it is refused, as a rank has no whole buckets then.
+        """
+        if not callable(hook):
+            raise TypeError(f"a communication hook is called with a state and a bucket, but {hook!r} cannot be called")
+        self._made_engine().set_comm_hook(state, _checked(hook))
+
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
         """Around a training loop of which ranks may do different numbers of rounds.
@@ -241,6 +255,18 @@ class ShardedDataParallel(nn.Module):
     def _reduce_offloaded(self) -> None:
         if self._made_engine().sync:
             self._engine.reduce()
+
+
+def _checked(hook: Callable) -> Callable:
+    """The communication hook; torch would crash if it returned None."""
+
+    def run(state: object, bucket: "dist.GradBucket") -> torch.futures.Future:
+        future = hook(state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise TypeError(f"a communication hook must return a torch.futures.Future, but returned {future!r}")
+        return future
+
+    return run
 
 
 def _keep_names_of_module(wrapper: ShardedDataParallel) -> None:
