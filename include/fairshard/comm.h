@@ -9,6 +9,8 @@
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/mean.h>
+#include <fairshard/comm/mesh.h>
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/comm/reason.h>
 #include <fairshard/comm/run_main.h>
 #include <fairshard/comm/work.h>

@@ -10,6 +10,7 @@ import os
 import warnings
 import weakref
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -26,8 +27,12 @@ from fairshard._core.comm import (
     reduce_scatter,
 )
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 __all__ = [
     "Group",
+    "Mesh",
     "ReduceOp",
     "Work",
     "all_gather",
@@ -114,3 +119,45 @@ def _choose_backend(rank: _core.Environment, gpus: int) -> str:
         shared = f"{rank.local_world_size} ranks share {gpus} GPU(s)"
         warnings.warn(f"{shared}, which NCCL refuses: CUDA tensors go through host memory", stacklevel=3)
     return "gloo"
+
+
+class Mesh(_core.Mesh):
+    """Ranks of which some shard among themselves, and others have the same shard.
+
+    Of a DeviceMesh of two dimensions, as torch's fully_shard takes it: replicas along the first, shards along the
+    second, which is best a node. Of one dimension, or a process group: all ranks shard.
+
+    Example::
+
+        mesh = init_device_mesh("cuda", (nodes, gpus_per_node), mesh_dim_names=("replicate", "shard"))
+        optimizer = OSS(model.parameters(), torch.optim.AdamW, mesh=mesh, lr=1e-3)
+
+    Args:
+        process_group: the ranks, where no device mesh is given (default: the world).
+        device_mesh: of one or two dimensions.
+    """
+
+    def __init__(
+        self, process_group: "dist.ProcessGroup | None" = None, device_mesh: "DeviceMesh | None" = None
+    ) -> None:
+        if device_mesh is None:
+            self.all = self.shards = Group(process_group)
+            self.replicas: Group | None = None
+            super().__init__(self.all)
+            return
+        if process_group is not None:
+            raise ValueError("both a process group and a mesh are given: give one of them")
+        if device_mesh.ndim > 2:
+            raise ValueError(
+                f"the mesh has {device_mesh.ndim} dimensions, {device_mesh.mesh_dim_names}: give one of (replicate, "
+                "shard), for instance mesh['dp_replicate', 'dp_shard']"
+            )
+        if device_mesh.ndim == 1:
+            self.all = self.shards = Group(device_mesh.get_group())
+            self.replicas = None
+            super().__init__(self.all)
+            return
+        is_world = device_mesh.size() == dist.get_world_size()
+        self.all = Group(None if is_world else device_mesh._flatten().get_group())
+        self.replicas, self.shards = Group(device_mesh.get_group(0)), Group(device_mesh.get_group(1))
+        super().__init__(self.all, self.shards, self.replicas)

@@ -4,6 +4,7 @@
 #include <fairshard/comm/broadcast_all.h>
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/init.h>
+#include <fairshard/comm/mesh.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -11,6 +12,7 @@
 namespace fairshard::python {
 
 using comm::Group;
+using comm::Mesh;
 using comm::ReduceOp;
 using comm::Work;
 
@@ -78,6 +80,12 @@ void init_comm(py::module_& module) {
         py::arg("output"), py::arg("input"), py::arg("op") = ReduceOp::kSum, py::arg("label") = "",
         py::arg("bounds") = comm::Bounds(),
         "Makes output this rank's part of the reduction of all inputs.");
+  py::class_<Mesh, std::shared_ptr<Mesh>>(m, "Mesh")
+      .def(py::init([](const Group& all) { return make_released<Mesh>(all); }), py::arg("all"))
+      .def(py::init([](const Group& all, const Group& shards, const Group& replicas) {
+             return make_released<Mesh>(all, shards, replicas);
+           }),
+           py::arg("all"), py::arg("shards"), py::arg("replicas"));
   m.def("make_backend", &comm::make_backend, released, py::arg("store"), py::arg("rank"),
         py::arg("size"), py::arg("timeout_s"),
         "The c10d backend 'fairshard' of a rank. Blocks until all ranks have come.");

@@ -148,7 +148,7 @@ void init_outer(py::module_& module) {
   py::module_ m = module.def_submodule("outer");
   const auto released = py::call_guard<py::gil_scoped_release>();
   bind_options(m);
-  m.def("check_ranks_per_node", &outer::check_ranks_per_node, py::arg("ranks"),
+  m.def("check_ranks_per_node", &comm::check_ranks_per_node, py::arg("ranks"),
         py::arg("ranks_per_node"));
 
   py::class_<Synchroniser, std::shared_ptr<Synchroniser>>(m, "Synchroniser")

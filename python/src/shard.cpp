@@ -6,6 +6,7 @@
 #include <fairshard/shard/sharded_step.h>
 
 #include <pybind11/functional.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include <unordered_set>
 
@@ -125,7 +126,7 @@ void bind_flat_group(py::module_& m) {
 void bind_sharded_step(py::module_& m) {
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<ShardedStep, std::shared_ptr<ShardedStep>>(m, "ShardedStep")
-      .def(py::init([](const comm::Group& group,
+      .def(py::init([](const comm::Mesh& mesh,
                        const decltype(shard::StepCallbacks::step_slices)& step_slices,
                        const std::function<std::vector<double>()>& numbers,
                        const std::function<void(const std::vector<double>&)>& set_numbers,
@@ -143,10 +144,10 @@ void bind_sharded_step(py::module_& m) {
                                    .reshard_after_forward(release_parameters)
                                    .reshard_after_step(overlap_gather);
              return make_released<ShardedStep>(
-                 group, shard::StepOptions().flat(flat).overlap_gather(overlap_gather),
+                 mesh, shard::StepOptions().flat(flat).overlap_gather(overlap_gather),
                  shard::StepCallbacks{step_slices, numbers, set_numbers});
            }),
-           py::arg("group"), py::arg("step_slices"), py::arg("numbers"), py::arg("set_numbers"),
+           py::arg("mesh"), py::arg("step_slices"), py::arg("numbers"), py::arg("set_numbers"),
            py::kw_only(), py::arg("bucket_bytes"), py::arg("whole_tensors"),
            py::arg("master_weights"), py::arg("gather_dtype"), py::arg("overlap_gather"),
            py::arg("step_in_backward"), py::arg("release_parameters"))
@@ -235,6 +236,13 @@ void bind_engine(py::module_& m) {
       .def("wait_for_parameters", &DataParallelEngine::wait_for_parameters, released)
       .def_property("sync", py::cpp_function(&DataParallelEngine::sync, released),
                     py::cpp_function(&DataParallelEngine::set_sync, released))
+      .def("set_comm_hook",
+           [](DataParallelEngine& engine, py::object state, py::object hook) {
+             auto adapter =
+                 std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook));
+             const py::gil_scoped_release no_gil;
+             engine.set_comm_hook(std::move(adapter));
+           })
       .def("reduce", &DataParallelEngine::reduce, released)
       .def("clear_gradients", &DataParallelEngine::clear_gradients, released)
       .def("broadcast_buffers", &DataParallelEngine::broadcast_buffers, released)

@@ -4,8 +4,11 @@
 #include <fairshard/store/load_plan.h>
 #include <fairshard/store/reader.h>
 #include <fairshard/store/safetensors.h>
+#include <fairshard/store/saver.h>
 
 #include <pybind11/functional.h>
+
+#include <tuple>
 
 namespace fairshard::python {
 
@@ -44,6 +47,36 @@ void bind_safetensors(py::module_& m) {
       released, py::arg("path"), py::arg("tensors"), py::arg("metadata") = store::Metadata());
 }
 
+using StoredTensors = std::map<std::string, std::tuple<at::ScalarType, std::vector<int64_t>>>;
+
+/// Dtypes and sizes by keys.
+StoredTensors stored_tensors(const Reader& reader) {
+  StoredTensors result;
+  for (const auto& [key, entry] : reader.manifest().tensors) {
+    result.emplace(key, std::tuple(entry.layout.dtype, entry.layout.sizes));
+  }
+  return result;
+}
+
+/// A range of a row-major tensor: its key, the sizes of the whole, where it begins, and its values.
+using OwnRange = std::tuple<std::string, std::vector<int64_t>, int64_t, at::Tensor>;
+
+/// Saves what ranks have of tensors that others, too, have a part of. Collective; blocks.
+void save_ranges(const std::optional<comm::Group>& group, const std::string& root, int64_t step,
+                 const std::vector<OwnRange>& ranges,
+                 const std::map<std::string, std::string>& values) {
+  store::Saver saver(group, root);
+  store::State state = saver.new_state();
+  for (const auto& [key, sizes, begin, part] : ranges) {
+    const store::Layout whole{part.scalar_type(), sizes, store::row_major(sizes)};
+    state.add_range(key, whole, begin, begin + part.numel(), part);
+  }
+  for (const auto& [key, json] : values) {
+    state.add_own_value(key, json);
+  }
+  saver.save(step, std::move(state));
+}
+
 void bind_loading(py::module_& m) {
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<Reader>(m, "Reader", "One complete checkpoint.")
@@ -55,6 +88,9 @@ void bind_loading(py::module_& m) {
       .def("names_under", &Reader::names_under)
       .def("value_names_under", &Reader::value_names_under)
       .def("value", &Reader::value)
+      .def_property_readonly("tensors", &stored_tensors)
+      .def_property_readonly("values",
+                             [](const Reader& reader) { return reader.manifest().values; })
       .def("read", py::overload_cast<const std::string&>(&Reader::read), released);
 
   py::class_<LoadReport>(m, "LoadReport", "What was loaded, and which keys did not fit.")
@@ -70,6 +106,8 @@ void init_store(py::module_& module) {
   py::module_ m = module.def_submodule("store");
   bind_safetensors(m);
   bind_loading(m);
+  m.def("save_ranges", &save_ranges, py::call_guard<py::gil_scoped_release>(), py::arg("group"),
+        py::arg("root"), py::arg("step"), py::arg("ranges"), py::arg("values"));
   m.def("list_checkpoints", &store::list_checkpoints);
   m.def("latest_checkpoint", &store::latest_checkpoint);
 }

@@ -83,6 +83,7 @@ class Starter {
     const LabelScope label(label_);
     auto work = std::make_shared<Work::State>();
     work->group = state;
+    work->name = c10::str(name_, label_.empty() ? "" : " ", label_);
     if (!state->route(output.device().type())) {
       const bool is_in_place = output.is_same(input);
       work->result = output;

@@ -1,5 +1,6 @@
 #include "direct_work.h"
 #include "work_state.h"
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/comm/waits.h>
 #include <fairshard/comm/work.h>
 
@@ -33,6 +34,7 @@ void Work::wait() {
     return;
   }
   const Waiting waiting(*state_->group);
+  const ProfilerRange range([&] { return "wait for " + state_->name; });
   state_->work->wait();  // with a timeout of its own NCCL would make the host wait for the device
   if (state_->result.defined()) {
     const at::NoGradGuard no_grad;
@@ -48,6 +50,7 @@ bool Work::is_done_within(std::chrono::milliseconds time) {
     return true;
   }
   const Waiting waiting(*state_->group);
+  const ProfilerRange range([&] { return "wait for " + state_->name; });
   if (auto* const direct = dynamic_cast<DirectWork*>(state_->work.get())) {
     return direct->wait_for(time);
   }

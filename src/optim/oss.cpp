@@ -27,7 +27,7 @@ shard::StepOptions step_options(const OssOptions& options, shard::Partition part
 
 }  // namespace
 
-OssBase::OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+OssBase::OssBase(comm::Mesh mesh, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                  const OssOptions& options, shard::Partition partition)
     : Optimizer(std::vector<torch::optim::OptimizerParamGroup>(), std::move(defaults)) {
   const auto numbers = [this] {
@@ -43,7 +43,7 @@ OssBase::OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptio
     }
   };
   sharded_step_ = std::make_shared<shard::ShardedStep>(
-      std::move(group), step_options(options, partition),
+      std::move(mesh), step_options(options, partition),
       shard::StepCallbacks{
           .step_slices = [this](const auto& /*slices*/) { step_base(); },
           .numbers = numbers,

@@ -1,4 +1,5 @@
 #include "synchroniser_impl.h"
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/shard/agree.h>
 
 #include <ATen/core/grad_mode.h>
@@ -59,6 +60,10 @@ void Synchroniser::Impl::make_buffers(OuterBucket& bucket) {
   }
 }
 
+std::string Synchroniser::Impl::label_of(const OuterBucket& bucket) const {
+  return c10::str("parameters from '", parameters[bucket.slots[0].parameter].name, "' on");
+}
+
 at::Device Synchroniser::Impl::state_device(const OuterBucket& bucket) const {
   return options.host_memory() ? at::Device(at::kCPU) : bucket.device;
 }
@@ -104,6 +109,7 @@ void Synchroniser::Impl::check_input(const StepInput& input) const {
 
 StepResult Synchroniser::Impl::step(const StepInput& input) {
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "outer synchronise"; });
   check_input(input);
   ++report.calls;
   StepResult result;
@@ -186,11 +192,11 @@ void Synchroniser::Impl::step_gossip(const StepInput& input, StepResult& result)
 }
 
 void Synchroniser::Impl::start_average(OuterBucket& bucket, const at::Tensor& own) {
+  const comm::ProfilerRange range([&] { return "outer average of " + label_of(bucket); });
   const at::Tensor values = own.to(state_device(bucket));
   bucket.pending = std::make_unique<PendingAverage>(
       nodes.inter_node(), sends_differences() ? own_outer(bucket) - values : values, options.wire(),
-      bucket.error,
-      c10::str("parameters from '", parameters[bucket.slots[0].parameter].name, "' on"));
+      bucket.error, label_of(bucket));
 }
 
 at::Tensor Synchroniser::Impl::finish_average(OuterBucket& bucket) {
@@ -212,6 +218,7 @@ at::Tensor Synchroniser::Impl::gather(const OuterBucket& bucket, const at::Tenso
 
 void Synchroniser::Impl::take_slow_step(OuterBucket& bucket, const at::Tensor& average,
                                         const StepInput& input, StepResult& result) {
+  const comm::ProfilerRange range([&] { return "outer step of " + label_of(bucket); });
   at::Tensor whole;
   if (options.shard_buffers()) {
     optimizer_->step(bucket.outer, bucket.momentum, average,

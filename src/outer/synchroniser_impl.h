@@ -36,6 +36,7 @@ class Synchroniser::Impl {
   void make_buffers(OuterBucket& bucket);
   bool needs_sync(OuterBucket& bucket) const;
   bool sends_differences() const;
+  std::string label_of(const OuterBucket& bucket) const;
   at::Device state_device(const OuterBucket& bucket) const;
   at::Tensor own_outer(const OuterBucket& bucket) const;
 

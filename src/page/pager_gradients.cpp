@@ -1,13 +1,16 @@
 // Gradients on their way from the device to the parameters in host memory, or to a consumer.
 #include "pager_impl.h"
+#include <fairshard/comm/profiler_range.h>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
 namespace fairshard::page {
 
 void Pager::leave_with_gradients(size_t number) {
+  const comm::ProfilerRange range([&] { return c10::str("page out gradients of slice ", number); });
   PagedSlice& slice = *slices_[number];
   const bool is_any = slice.pack_gradients();
   leave(number);

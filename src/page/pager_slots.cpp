@@ -1,6 +1,7 @@
 // Which slices are in the device's slots, and when.
 #include "eviction.h"
 #include "pager_impl.h"
+#include <fairshard/comm/profiler_range.h>
 
 #include <c10/util/Exception.h>
 
@@ -9,6 +10,7 @@
 namespace fairshard::page {
 
 void Pager::enter(size_t slice) {
+  const comm::ProfilerRange range([&] { return c10::str("enter slice ", slice); });
   const c10::Stream stream = current_stream(options_.device());
   if (!slices_[slice]->is_filled()) {
     fill(slice);
@@ -56,6 +58,7 @@ void Pager::prefetch(int64_t slice) {
 }
 
 void Pager::fill(size_t number) {
+  const comm::ProfilerRange range([&] { return c10::str("page in slice ", number); });
   PagedSlice& slice = *slices_[number];
   const int64_t place =
       number == slices() ? report_.slots : choose_slot(static_cast<int64_t>(number), true);

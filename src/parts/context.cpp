@@ -14,6 +14,9 @@ void CheckpointContext::add_shards(const shard::FlatGroup& shards) {
       exact_[shards.parameters()[i].tensor.unsafeGetTensorImpl()];
     }
   }
+  if (shards.mesh().replica() > 0) {
+    return;  // of replicas, which have the same, the first saves
+  }
   for (const auto& slice : shards.slices()) {
     const auto& tensor = shards.parameters()[slice.piece.parameter].tensor;
     const auto found = exact_.find(tensor.unsafeGetTensorImpl());

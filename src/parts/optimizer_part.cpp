@@ -88,6 +88,9 @@ class OptimizerPart : public CheckpointPart {
     if (access_.meter) {
       state.add_value(name + "/adascale", gain_to_json(*access_.meter()));
     }
+    if (access_.sharded && access_.sharded->mesh().replica() > 0) {
+      return;  // of replicas, which have the same, the first saves
+    }
     for (const Stepped& stepped : all_stepped(groups)) {
       for (const auto& [field, value] : access_.state(stepped.values)) {
         save_field(c10::str(name, "/", stepped.name, "/", field), field, value, stepped, state);

@@ -1,6 +1,9 @@
 #include "all_reduction.h"
 
 #include <ATen/ops/zeros_like.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <utility>
 
 namespace fairshard::shard {
 
@@ -20,17 +23,47 @@ void AllReduction::allocate(PendingBucket& bucket) {
 }
 
 void AllReduction::start(PendingBucket& bucket) {
+  if (context().options.comm_hook()) {
+    started_.push_back(run_hook(bucket));
+    return;
+  }
   const auto dtype = bucket.wire_dtype(context());
   const bool is_cast = dtype != bucket.flat.scalar_type();
   const at::Tensor wire = is_cast ? bucket.flat.to(dtype) : bucket.flat;
-  auto work =
-      comm::all_reduce(context().group, wire, bucket.reduce_op(context()), bucket.label(context()));
+  auto work = comm::all_reduce(context().mesh.all(), wire, bucket.reduce_op(context()),
+                               bucket.label(context()));
   started_.push_back({bucket.flat, is_cast ? wire : at::Tensor(), std::move(work)});
+}
+
+AllReduction::Started AllReduction::run_hook(PendingBucket& bucket) {
+  std::vector<size_t> offsets;
+  std::vector<size_t> lengths;
+  std::vector<c10::IntArrayRef> sizes;
+  std::vector<at::Tensor> parameters;
+  const auto& slots = bucket.layout(context()).slots;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const at::Tensor& parameter = bucket.values(context()).parameter(i).tensor;
+    offsets.push_back(static_cast<size_t>(slots[i].offset));
+    lengths.push_back(static_cast<size_t>(slots[i].numel));
+    sizes.push_back(parameter.sizes());
+    parameters.push_back(parameter);
+  }
+  c10d::GradBucket grad_bucket(bucket.number, context().active_buckets, bucket.flat,
+                               std::move(offsets), std::move(lengths), std::move(sizes),
+                               std::move(parameters), std::nullopt);
+  return {bucket.flat, at::Tensor(), {}, context().options.comm_hook()->runHook(grad_bucket)};
 }
 
 void AllReduction::finish() {
   for (; !started_.empty(); started_.pop_front()) {
-    auto& [flat, wire, work] = started_.front();
+    auto& [flat, wire, work, promise] = started_.front();
+    if (promise) {
+      promise->wait();  // on a device it is the stream that waits
+      wire = context().options.comm_hook()->parseHookResult(promise->value());
+      TORCH_CHECK_VALUE(wire.numel() == flat.numel(), "the communication hook has returned ",
+                        wire.numel(), " elements for a bucket of ", flat.numel());
+      wire = wire.is_alias_of(flat) ? at::Tensor() : wire.view(flat.sizes());
+    }
     context().wait(work);
     if (wire.defined()) {
       flat.copy_(wire);

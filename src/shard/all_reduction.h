@@ -3,13 +3,15 @@
 
 #include "reduction.h"
 
+#include <ATen/core/ivalue.h>
+
 #include <deque>
 #include <vector>
 
 namespace fairshard::shard {
 
-/// All-reduces. A bucket's memory is kept from one backward to the next, with .grads as views of
-/// it.
+/// All-reduces, or has a communication hook do something else. A bucket's memory is kept from one
+/// backward to the next, with .grads as views of it.
 class AllReduction : public Reduction {
  public:
   using Reduction::Reduction;
@@ -33,7 +35,11 @@ class AllReduction : public Reduction {
     /// What travels, if it has another dtype.
     at::Tensor wire;
     comm::Work work;
+    /// What a communication hook has promised instead.
+    c10::intrusive_ptr<c10::ivalue::Future> promise = {};
   };
+
+  Started run_hook(PendingBucket& bucket);
 
   /// By group and bucket.
   std::vector<std::vector<at::Tensor>> memory_;

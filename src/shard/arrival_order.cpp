@@ -8,7 +8,7 @@ namespace fairshard::shard {
 
 ArrivalOrder agree_on_order(const std::vector<std::shared_ptr<FlatGroup>>& groups,
                             const std::vector<ParameterId>& arrivals) {
-  const comm::Group& group = groups[0]->group();
+  const comm::Group& group = groups[0]->mesh().all();
   std::vector<size_t> first(groups.size() + 1);
   for (size_t p = 0; p < groups.size(); ++p) {
     first[p + 1] = first[p] + groups[p]->parameters().size();

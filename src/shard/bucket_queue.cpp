@@ -2,6 +2,7 @@
 
 #include "flat_memory.h"
 #include "reductions.h"
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/scale/scaled_backward.h>
 
 #include <ATen/ScalarOps.h>
@@ -21,11 +22,17 @@ BackwardContext make_context(const std::vector<ReducedGroup>& groups,
   TORCH_CHECK_VALUE(!groups.empty(), "there are no parameters to reduce gradients of");
   TORCH_CHECK_VALUE(options.buckets_in_flight() >= 1, "buckets_in_flight is ",
                     options.buckets_in_flight(), ", but must be at least 1");
-  BackwardContext context{
-      .group = groups[0].group->group(), .groups = {}, .options = options, .used = {}};
+  const comm::Mesh& mesh = groups[0].group->mesh();
+  BackwardContext context{.mesh = mesh,
+                          .groups = {},
+                          .options = options,
+                          .used = {},
+                          .replica_sums = ReplicaSums(mesh)};
   for (const auto& [group, step] : groups) {
-    TORCH_CHECK_VALUE(group->group().process_group() == context.group.process_group(),
-                      "optimizers of one model must have one process group");
+    TORCH_CHECK_VALUE(
+        group->mesh().all().process_group() == mesh.all().process_group() &&
+            group->group().process_group() == mesh.shards().process_group(),
+        "optimizers of one model must have one process group, or the same groups of a mesh");
     context.groups.push_back(group);
   }
   return context;
@@ -36,7 +43,7 @@ BackwardContext make_context(const std::vector<ReducedGroup>& groups,
 BucketQueue::BucketQueue(std::vector<ReducedGroup> groups, const ReducerOptions& options)
     : groups_(std::move(groups)),
       context_(make_context(groups_, options)),
-      scale_(at::native::wrapped_scalar_tensor(1.0 / context_.group.size())) {
+      scale_(at::native::wrapped_scalar_tensor(1.0 / context_.mesh.all().size())) {
   choose_reductions();
   list_buckets();
 }
@@ -72,6 +79,7 @@ void BucketQueue::list_buckets() {
 
 void BucketQueue::begin() {
   const at::NoGradGuard no_grad;
+  context_.replica_sums.start_rest();
   announce();
   context_.used = UsedParameters(context_.groups);
   context_.scaler = scale::scaler_of_backward();
@@ -80,12 +88,15 @@ void BucketQueue::begin() {
     context_.groups[g]->gradients().set_scaled_by(context_.scaler);
     context_.groups[g]->gradients().set_await_reduction(false);
   }
+  context_.active_buckets = 0;
   for (PendingBucket& bucket : buckets_) {
     const auto& slots = bucket.layout(context_).slots;
     bucket.flat.reset();
     bucket.is_taken.assign(slots.size(), false);
     bucket.missing = slots.size();
     bucket.is_active = bucket.values(context_).is_trainable();
+    bucket.number = context_.active_buckets;
+    context_.active_buckets += bucket.is_active ? 1 : 0;
   }
   arrivals_.clear();
   next_ = 0;
@@ -147,6 +158,7 @@ void BucketQueue::take(ParameterId id) {
   TORCH_CHECK(!bucket.is_taken[slot], "parameter '", bucket.values(context_).parameter(slot).name,
               "' got two gradients in one backward");
   collect(bucket, slot);
+  context_.replica_sums.advance();
   bucket.is_taken[slot] = true;
   --bucket.missing;
   if (!is_order_known_) {
@@ -208,6 +220,7 @@ void BucketQueue::start_ready() {
 }
 
 void BucketQueue::start(PendingBucket& bucket) {
+  const comm::ProfilerRange range([&] { return "reduce " + bucket.label(context_); });
   if (bucket.is_packed(context_)) {
     ensure_memory(bucket);
     bucket.packing.pack(bucket.values(context_), bucket.flat,
@@ -218,6 +231,7 @@ void BucketQueue::start(PendingBucket& bucket) {
 
 void BucketQueue::finish() {
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "reduce the rest"; });
   try {
     if (is_idle_) {
       begin();
@@ -280,7 +294,7 @@ UsedParameters::Agreement BucketQueue::start_agreement() {
   if (ids.empty()) {
     return {};
   }
-  return context_.used.start_agreement(context_.group, std::move(ids), "used parameters");
+  return context_.used.start_agreement(context_.mesh.all(), std::move(ids), "used parameters");
 }
 
 void BucketQueue::publish() {

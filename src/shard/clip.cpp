@@ -1,4 +1,5 @@
 #include <fairshard/comm/collectives.h>
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/shard/clip.h>
 
 #include <ATen/core/grad_mode.h>
@@ -84,6 +85,7 @@ at::Tensor clip_gradients(const std::vector<std::shared_ptr<FlatGroup>>& groups,
   TORCH_CHECK_VALUE(norm_type > 0, "norm_type is ", norm_type, ", but must be above 0");
   TORCH_CHECK_VALUE(max_norm >= 0, "max_norm is ", max_norm, ", but must not be negative");
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "clip"; });
   std::vector<at::Tensor> powers;
   for (const auto& group : groups) {
     const at::Tensor own = own_powers(*group, norm_type, selects);

@@ -189,6 +189,7 @@ void DataParallelEngine::make_reducer(const std::vector<std::shared_ptr<ShardedS
                              .mode(is_sharded ? GradientMode::kSharded : GradientMode::kReplicated)
                              .buckets_in_flight(options_.buckets_in_flight())
                              .wire_dtype(options_.reduce_dtype())
+                             .comm_hook(comm_hook_)
                              .after_reduction([weak = std::weak_ptr(buffers_)] {
                                if (const auto buffers = weak.lock()) {
                                  buffers->broadcast(0);
@@ -261,6 +262,20 @@ void DataParallelEngine::wait_for_parameters() {
 }
 
 // Gradients.
+
+void DataParallelEngine::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  TORCH_CHECK(!comm_hook_, "a communication hook is registered already: there can be one only");
+  comm_hook_ = std::move(hook);
+  try {
+    if (reducer_ || !find_steps().empty()) {
+      reducer_.reset();
+      connect();
+    }
+  } catch (...) {
+    comm_hook_.reset();
+    throw;
+  }
+}
 
 void DataParallelEngine::set_sync(bool is_on) {
   is_sync_ = is_on;

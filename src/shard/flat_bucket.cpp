@@ -1,6 +1,7 @@
 #include "arriving_values.h"
 #include "flat_memory.h"
 #include <fairshard/comm/collectives.h>
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/shard/flat_bucket.h>
 #include <fairshard/shard/master_weights.h>
 
@@ -234,6 +235,8 @@ void FlatBucket::reshard() {
 
 void FlatBucket::start_unshard(const comm::Group& group) {
   const at::NoGradGuard no_grad;
+  const std::string label = c10::str("parameters of bucket ", index_);
+  const comm::ProfilerRange range([&] { return "gather " + label; });
   const bool was_sharded = state_ == State::kSharded;
   if (was_sharded) {
     reallocate(flat_, flat_.nbytes());
@@ -246,9 +249,7 @@ void FlatBucket::start_unshard(const comm::Group& group) {
   if (has_master() && !was_sharded) {
     own.copy_(master_);
   }
-  arriving_->start(comm::all_gather(group, target, own, c10::str("parameters of bucket ", index_),
-                                    layout().bounds),
-                   target, flat_);
+  arriving_->start(comm::all_gather(group, target, own, label, layout().bounds), target, flat_);
   if (!was_sharded) {
     await_values();
   }

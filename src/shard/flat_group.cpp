@@ -62,13 +62,13 @@ FlatOptions completed(FlatOptions options) {
 
 }  // namespace
 
-FlatGroup::FlatGroup(comm::Group group, const std::vector<Parameter>& parameters,
+FlatGroup::FlatGroup(comm::Mesh mesh, const std::vector<Parameter>& parameters,
                      const FlatOptions& options)
-    : group_(std::move(group)),
+    : mesh_(std::move(mesh)),
       options_(completed(options)),
       parameters_(select(parameters)),
-      layout_(std::make_shared<ShardLayout>(*parameters_, group_.size(), options_.layout())),
-      gradients_(std::make_shared<GradientShards>(group_, layout_, parameters_,
+      layout_(std::make_shared<ShardLayout>(*parameters_, group().size(), options_.layout())),
+      gradients_(std::make_shared<GradientShards>(group(), layout_, parameters_,
                                                   options_.step_in_backward())) {
   allocate();
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -76,7 +76,7 @@ FlatGroup::FlatGroup(comm::Group group, const std::vector<Parameter>& parameters
   }
   if (options_.reshard_after_forward()) {
     schedule_ = std::make_shared<UnshardSchedule>(
-        group_, buckets_, layout_,
+        group(), buckets_, layout_,
         UnshardOptions{.reshard_after_step = options_.reshard_after_step(),
                        .step_in_backward = options_.step_in_backward()});
   }
@@ -88,13 +88,13 @@ void FlatGroup::allocate() {
   buckets_.clear();
   buckets_.reserve(count);
   for (size_t b = 0; b < count; ++b) {
-    buckets_.emplace_back(layout_, b, group_.rank(), parameters_, options_.precision());
+    buckets_.emplace_back(layout_, b, group().rank(), parameters_, options_.precision());
   }
   make_slices();
 }
 
 void FlatGroup::make_slices() {
-  slices_ = slices_of(group_.rank());
+  slices_ = slices_of(group().rank());
   for (Slice& slice : slices_) {
     const at::Tensor& master = buckets_[slice.piece.bucket].master();
     if (master.defined()) {
@@ -153,7 +153,7 @@ void FlatGroup::relayout(const std::vector<size_t>& order) {
   TORCH_INTERNAL_ASSERT(!is_layout_frozen_);
   const at::NoGradGuard no_grad;
   auto layout =
-      std::make_shared<const ShardLayout>(*parameters_, group_.size(), options_.layout(), order);
+      std::make_shared<const ShardLayout>(*parameters_, group().size(), options_.layout(), order);
   if (have_same_members(*layout_, *layout)) {
     return;
   }
@@ -176,7 +176,7 @@ void FlatGroup::relayout(const std::vector<size_t>& order) {
 void FlatGroup::publish(size_t bucket) {
   buckets_[bucket].mark_stepped();
   if (!schedule_ || !schedule_->reshard_stepped(bucket)) {
-    buckets_[bucket].start_unshard(group_);
+    buckets_[bucket].start_unshard(group());
   }
 }
 
@@ -232,7 +232,7 @@ void FlatGroup::broadcast(int root) {
   works.reserve(buckets_.size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
     works.push_back(
-        comm::broadcast(group_, buckets_[b].flat(), root, c10::str("parameters of bucket ", b)));
+        comm::broadcast(group(), buckets_[b].flat(), root, c10::str("parameters of bucket ", b)));
   }
   for (auto& work : works) {
     work.wait();

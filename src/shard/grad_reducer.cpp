@@ -62,12 +62,21 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
           options.mode() == GradientMode::kSharded || !group->options().step_in_backward(),
           "step_in_backward needs sharded gradients (the mode 'gradients')");
     }
+    TORCH_CHECK_VALUE(!options.comm_hook() || options.mode() == GradientMode::kReplicated,
+                      "a communication hook averages whole gradients, but those of parameter '",
+                      groups[0].group->parameters()[0].name,
+                      "' are sharded by an OSS: use the mode 'optimizer', or no OSS");
+    TORCH_CHECK_VALUE(!options.comm_hook() || !options.wire_dtype(),
+                      "a communication hook decides itself how gradients travel: leave "
+                      "reduce_dtype off");
     if (!members_.empty()) {
       const ReducerOptions& others = members_[0].options;
       TORCH_CHECK_VALUE(
-          others.mode() == options.mode() && others.wire_dtype() == options.wire_dtype(),
+          others.mode() == options.mode() && others.wire_dtype() == options.wire_dtype() &&
+              others.comm_hook() == options.comm_hook(),
           "models that share parameter '", groups[0].group->parameters()[0].name,
-          "' or others of its optimizer must be wrapped with the same mode and reduce_dtype");
+          "' or others of its optimizer must be wrapped with the same mode, reduce_dtype and "
+          "communication hook");
     }
     members_.push_back({reducer, std::move(groups), options});
     is_stale_ = true;

@@ -26,7 +26,8 @@ at::ScalarType PendingBucket::wire_dtype(const BackwardContext& context) const {
 }
 
 bool PendingBucket::averages_in_collective(const BackwardContext& context) const {
-  return is_packed(context) || c10::elementSize(wire_dtype(context)) < sizeof(float);
+  return is_packed(context) || context.options.comm_hook() ||
+         c10::elementSize(wire_dtype(context)) < sizeof(float);
 }
 
 std::string PendingBucket::label(const BackwardContext& context) const {

@@ -2,6 +2,7 @@
 // What happens to the gradients of a bucket: an interface with an implementation per mode.
 
 #include "packing.h"
+#include "replica_sums.h"
 #include "used_parameters.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/shard/flat_group.h>
@@ -15,10 +16,13 @@ namespace fairshard::shard {
 
 /// What all reductions of one backward share.
 struct BackwardContext {
-  comm::Group group;
+  comm::Mesh mesh;
   std::vector<std::shared_ptr<FlatGroup>> groups;
   ReducerOptions options;
   UsedParameters used;
+  ReplicaSums replica_sums;
+  /// How many buckets are reduced.
+  size_t active_buckets = 0;
   /// The grad scaler of the loss, or 0.
   int64_t scaler = 0;
 
@@ -36,6 +40,8 @@ struct PendingBucket {
   size_t missing = 0;
   /// A bucket of frozen parameters is left out, on all ranks alike.
   bool is_active = false;
+  /// Its place among those that are not.
+  size_t number = 0;
   /// Where gradients are collected, from the first one on until they are reduced.
   at::Tensor flat;
   /// Unless gradients are put into the bucket one by one.
@@ -52,6 +58,7 @@ struct PendingBucket {
   /// On a CPU gradients are divided on their way into the bucket, which costs nothing more than the
   /// copy and gives the bits of torch's DDP. In low precision the sum, which is a wide one, is
   /// divided. On a device the collective divides, as NCCL does it: on the way out of the bucket.
+  /// A communication hook gets them undivided.
   bool averages_in_collective(const BackwardContext& context) const;
   comm::ReduceOp reduce_op(const BackwardContext& context) const {
     return averages_in_collective(context) ? comm::ReduceOp::kAvg : comm::ReduceOp::kSum;

@@ -26,20 +26,27 @@ size_t buckets_in_flight(const BackwardContext& context, const PendingBucket& bu
              : static_cast<size_t>(context.options.buckets_in_flight());
 }
 
-ShardArrival start_reduce_scatter(const BackwardContext& context, PendingBucket& bucket) {
+ShardArrival start_reduce_scatter(BackwardContext& context, PendingBucket& bucket) {
   clear_padding(bucket.layout(context), bucket.flat);
   GradientShards& gradients = bucket.group_of(context).gradients();
   const at::Tensor own = gradients.range(bucket.bucket);
   const at::Tensor addend =
       gradients.has(bucket.bucket) ? empty_flat(own.numel(), own.options()) : at::Tensor();
-  auto work = comm::reduce_scatter(context.group, addend.defined() ? addend : own, bucket.flat,
-                                   bucket.reduce_op(context), bucket.label(context),
+  const at::Tensor& target = addend.defined() ? addend : own;
+  const comm::ReduceOp op = bucket.reduce_op(context);
+  const std::string label = bucket.label(context);
+  auto work = comm::reduce_scatter(context.mesh.shards(), target, bucket.flat, op, label,
                                    bucket.layout(context).bounds);
-  return {&bucket, std::exchange(bucket.flat, at::Tensor()), addend, std::move(work)};
+  auto sum = context.replica_sums.add({.among_shards = std::move(work),
+                                       .shard = target,
+                                       .wire_dtype = bucket.flat.scalar_type(),
+                                       .op = op,
+                                       .label = label});
+  return {&bucket, std::exchange(bucket.flat, at::Tensor()), addend, std::move(sum)};
 }
 
-void wait_for(const BackwardContext& context, ShardArrival& arrival) {
-  context.wait(arrival.work);
+void wait_for(BackwardContext& context, ShardArrival& arrival) {
+  context.replica_sums.wait_for(*arrival.sum, [&](comm::Work& work) { context.wait(work); });
   if (arrival.addend.defined()) {
     const PendingBucket& bucket = *arrival.bucket;
     bucket.group_of(context).gradients().range(bucket.bucket).add_(arrival.addend);

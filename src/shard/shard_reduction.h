@@ -5,6 +5,7 @@
 #include "reduction.h"
 
 #include <deque>
+#include <memory>
 
 namespace fairshard::shard {
 
@@ -14,13 +15,13 @@ struct ShardArrival {
   at::Tensor flat;
   /// What arrives, if it is to be added to gradients of earlier backwards.
   at::Tensor addend;
-  comm::Work work;
+  std::shared_ptr<ReplicaSums::Sum> sum;
 };
 
 /// Starts to reduce a bucket into this rank's gradient shard. Collective.
-ShardArrival start_reduce_scatter(const BackwardContext& context, PendingBucket& bucket);
-/// Returns when it has arrived.
-void wait_for(const BackwardContext& context, ShardArrival& arrival);
+ShardArrival start_reduce_scatter(BackwardContext& context, PendingBucket& bucket);
+/// Returns when it has arrived, summed over all ranks.
+void wait_for(BackwardContext& context, ShardArrival& arrival);
 /// Of a backward that was broken off: leaves the collective the memory that it still writes to.
 void forget(const BackwardContext& context, const ShardArrival& arrival);
 

@@ -1,5 +1,6 @@
 #include "weak_registry.h"
 #include <fairshard/comm/collectives.h>
+#include <fairshard/comm/profiler_range.h>
 #include <fairshard/shard/agree.h>
 #include <fairshard/shard/clip.h>
 #include <fairshard/shard/sharded_step.h>
@@ -21,7 +22,7 @@ WeakRegistry<c10::TensorImpl, ShardedStep>& registry() {
 }
 
 /// What ranks must have alike, or they would wait for each other in different collectives.
-std::string describe(const StepOptions& options) {
+std::string describe(const comm::Mesh& mesh, const StepOptions& options) {
   const FlatOptions& flat = options.flat();
   const auto& gather_dtype = flat.precision().gather_dtype;
   const auto& bucket_bytes = flat.layout().bucket_bytes();
@@ -31,7 +32,8 @@ std::string describe(const StepOptions& options) {
       ", overlap_gather=", options.overlap_gather(), ", step_in_backward=", flat.step_in_backward(),
       ", release_parameters=", flat.reshard_after_forward(),
       ", master_weights=", flat.precision().master_weights,
-      ", gather_dtype=", gather_dtype ? c10::toString(*gather_dtype) : "none");
+      ", gather_dtype=", gather_dtype ? c10::toString(*gather_dtype) : "none",
+      mesh.has_replicas() ? c10::str(", replicas=", mesh.replicas().size()) : "");
 }
 
 /// The same on all ranks. Buckets of frozen parameters are not gathered.
@@ -41,8 +43,8 @@ bool may_step(const FlatGroup& group, size_t bucket) {
 
 }  // namespace
 
-ShardedStep::ShardedStep(comm::Group group, const StepOptions& options, StepCallbacks callbacks)
-    : group_(std::move(group)), options_(options), callbacks_(std::move(callbacks)) {}
+ShardedStep::ShardedStep(comm::Mesh mesh, const StepOptions& options, StepCallbacks callbacks)
+    : mesh_(std::move(mesh)), options_(options), callbacks_(std::move(callbacks)) {}
 
 ShardedStep::~ShardedStep() {
   for (const auto& group : flat_groups_) {
@@ -60,8 +62,8 @@ int64_t ShardedStep::registry_version() { return registry().version(); }
 
 void ShardedStep::add(const std::vector<Parameter>& parameters, size_t parameter_groups) {
   TORCH_CHECK_VALUE(!parameters.empty(), "OSS got no parameters");
-  check_same_parameters(group_, parameters, describe(options_));
-  flat_groups_.push_back(std::make_shared<FlatGroup>(group_, parameters, options_.flat()));
+  check_same_parameters(mesh_.all(), parameters, describe(mesh_, options_));
+  flat_groups_.push_back(std::make_shared<FlatGroup>(mesh_, parameters, options_.flat()));
   first_groups_.push_back(parameter_groups_);
   parameter_groups_ += parameter_groups;
   for (const Parameter& parameter : flat_groups_.back()->parameters()) {
@@ -90,6 +92,7 @@ int ShardedStep::layout_version() const {
 
 void ShardedStep::run() {
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "step"; });
   check_has_parameters();
   announce();
   TORCH_CHECK(
@@ -160,6 +163,7 @@ void ShardedStep::run_rest_of_backward() {
 
 void ShardedStep::run_bucket(FlatGroup& group, size_t bucket) {
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([&] { return c10::str("step bucket ", bucket); });
   group.wait_for_bucket(bucket);
   std::vector<std::pair<FlatGroup*, const Slice*>> some;
   for (const Slice& slice : group.slices()) {
@@ -217,6 +221,7 @@ void ShardedStep::clip_values(double most) {
               "gradients cannot be clipped with step_in_backward, which drops them one by one");
   TORCH_CHECK(!join_, "gradients cannot be clipped by value within join()");
   const at::NoGradGuard no_grad;
+  const comm::ProfilerRange range([] { return "clip values"; });
   for (const at::Tensor& gradient : gradient_memory()) {
     gradient.clamp_(-most, most);
   }
@@ -270,6 +275,9 @@ std::vector<std::pair<at::Tensor, at::Tensor>> ShardedStep::gradients_to_compare
   TORCH_CHECK(!options_.flat().step_in_backward(),
               "gradients of ranks cannot be compared (AdaScale) with step_in_backward, which "
               "drops them one by one");
+  TORCH_CHECK(!mesh_.has_replicas(),
+              "gradients of ranks cannot be compared (AdaScale) in a mesh with replicas, where "
+              "several ranks have each part of them");
   std::vector<std::pair<at::Tensor, at::Tensor>> result;
   for (const auto& group : flat_groups_) {
     TORCH_CHECK(!group->gradients().await_reduction(),
@@ -309,7 +317,7 @@ void ShardedStep::announce() {
 void ShardedStep::share_numbers(int leader) {
   const auto own = callbacks_.numbers();
   const at::Tensor numbers = at::tensor(own, at::kDouble);
-  comm::broadcast(group_, numbers, leader, "options of the optimizer").wait();
+  comm::broadcast(mesh_.all(), numbers, leader, "options of the optimizer").wait();
   const auto* const values = numbers.const_data_ptr<double>();
   callbacks_.set_numbers({values, values + own.size()});
 }

@@ -46,7 +46,7 @@ void StepReduction::start(PendingBucket& bucket) {
   }
   auto arrival = start_reduce_scatter(context(), bucket);
   started_.push_back({std::move(arrival), context().used.start_agreement(
-                                              context().group, bucket.parameters(context()),
+                                              context().mesh.all(), bucket.parameters(context()),
                                               "used parameters of " + bucket.label(context()))});
 }
 

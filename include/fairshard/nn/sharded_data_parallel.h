@@ -78,6 +78,16 @@ class DataParallelBase {
   /// Begins it. The same on all ranks.
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
+  /// From here on, backward reduces gradients or not; see no_sync(). The same on all ranks. Local.
+  void set_requires_gradient_sync(bool is_on) { engine_.set_sync(is_on); }
+
+  /// Has a hook of torch's DDP average gradients in place of an all-reduce: derive one from
+  /// c10d::CppCommHookInterface. Once, the same on all ranks; refused where gradients are sharded.
+  /// Collective.
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+    engine_.set_comm_hook(std::move(hook));
+  }
+
   /// Runs a training loop of which ranks may do different numbers of rounds. A rank whose loop has
   /// ended takes part in what the others do, with gradients of zero (averages are still taken over
   /// all ranks), until all have ended: then this returns, with one model everywhere. Steps,

@@ -1,7 +1,7 @@
 #pragma once
 // OSS: an optimizer whose state is sharded over ranks.
 
-#include <fairshard/comm/group.h>
+#include <fairshard/comm/mesh.h>
 #include <fairshard/module/any_module.h>
 #include <fairshard/optim/element_wise.h>
 #include <fairshard/shard/sharded_step.h>
@@ -90,7 +90,7 @@ class OssBase : public torch::optim::Optimizer {
 
  protected:
   /// See OSS.
-  OssBase(comm::Group group, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+  OssBase(comm::Mesh mesh, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
           const OssOptions& options, shard::Partition partition);
 
   /// Parameters under their names.
@@ -121,7 +121,9 @@ class OssBase : public torch::optim::Optimizer {
 /// Gradients come from ShardedDataParallel, or from .grad if they are the same on all ranks.
 /// param_groups() holds the whole parameters, and their options rule.
 ///
-/// Construction, add_param_group and step are collective over the group.
+/// Construction, add_param_group and step are collective over the group. A comm::Mesh in its place
+/// shards within its shard groups only (HSDP): each replica has all of the state, and what travels
+/// between replicas is a shard of the gradients.
 template <typename Base>
 class OSS : public OssBase {
   static_assert(std::derived_from<Base, torch::optim::Optimizer>,
@@ -132,21 +134,21 @@ class OSS : public OssBase {
  public:
   /// All parameters of a module (`model`, `*model` or a shared_ptr), under their names there.
   template <AnyModule Module, std::derived_from<torch::optim::OptimizerOptions> Options>
-  OSS(const comm::Group& group, const Module& module, Options options,
+  OSS(const comm::Mesh& mesh, const Module& module, Options options,
       const OssOptions& oss_options = {})
-      : OSS(group, {named(module_of(module))}, {}, std::move(options), oss_options) {}
+      : OSS(mesh, {named(module_of(module))}, {}, std::move(options), oss_options) {}
 
   /// Parameters without names.
   template <typename Options>
-  OSS(const comm::Group& group, const std::vector<at::Tensor>& parameters, Options options,
+  OSS(const comm::Mesh& mesh, const std::vector<at::Tensor>& parameters, Options options,
       const OssOptions& oss_options = {})
-      : OSS(group, {numbered(parameters, 0)}, {}, std::move(options), oss_options) {}
+      : OSS(mesh, {numbered(parameters, 0)}, {}, std::move(options), oss_options) {}
 
   /// Several groups, each with options of its own or the given ones.
   template <typename Options>
-  OSS(const comm::Group& group, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+  OSS(const comm::Mesh& mesh, const std::vector<torch::optim::OptimizerParamGroup>& groups,
       Options options, const OssOptions& oss_options = {})
-      : OSS(group, numbered(groups), groups, std::move(options), oss_options) {}
+      : OSS(mesh, numbered(groups), groups, std::move(options), oss_options) {}
 
   /// Shards one more group. Collective. A ShardedDataParallel made before finds it at its next
   /// forward.
@@ -178,9 +180,9 @@ class OSS : public OssBase {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   template <typename Options>
-  OSS(const comm::Group& group, const std::vector<NamedTensors>& named, const Groups& groups,
+  OSS(const comm::Mesh& mesh, const std::vector<NamedTensors>& named, const Groups& groups,
       Options options, const OssOptions& oss_options)
-      : OssBase(group, std::make_unique<Options>(options), oss_options,
+      : OssBase(mesh, std::make_unique<Options>(options), oss_options,
                 IsElementWise<Base>::value ? shard::Partition::kEven : shard::Partition::kTensor) {
     take(named);
     const auto own = sharded_step().slices();

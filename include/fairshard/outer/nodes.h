@@ -2,7 +2,7 @@
 // outer/ lets nodes train apart and brings them together now and then. Nodes says which ranks are
 // one node; Synchroniser does what happens between nodes, with an outer optimizer of one's choice.
 
-#include <fairshard/comm/group.h>
+#include <fairshard/comm/mesh.h>
 
 namespace fairshard::outer {
 
@@ -27,11 +27,10 @@ class Nodes {
   int number() const { return inter_node_.rank(); }
 
  private:
+  explicit Nodes(const comm::Mesh& mesh);
+
   comm::Group intra_node_;
   comm::Group inter_node_;
 };
-
-/// Throws c10::ValueError unless so many ranks make whole nodes.
-void check_ranks_per_node(int ranks, int ranks_per_node);
 
 }  // namespace fairshard::outer

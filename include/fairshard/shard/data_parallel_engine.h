@@ -80,6 +80,9 @@ class DataParallelEngine {
 
   // Gradients.
 
+  /// What averages buckets instead of an all-reduce; see ReducerOptions. Once, the same on all
+  /// ranks. Throws where gradients are known to be sharded; else the next forward does. Local.
+  void set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
   void set_sync(bool is_on);
   bool sync() const { return is_sync_; }
   /// Reduces what is in .grad now. Collective; blocks.
@@ -124,6 +127,7 @@ class DataParallelEngine {
   std::unique_ptr<GradReducer> reducer_;
   std::shared_ptr<Buffers> buffers_;
   std::shared_ptr<Join> join_;
+  std::shared_ptr<c10d::CommHookInterface> comm_hook_;
   bool is_sync_ = true;
 };
 

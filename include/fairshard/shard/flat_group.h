@@ -1,7 +1,7 @@
 #pragma once
 // Parameters that are sharded together, in the memory layout of a ShardLayout.
 
-#include <fairshard/comm/group.h>
+#include <fairshard/comm/mesh.h>
 #include <fairshard/shard/flat_bucket.h>
 #include <fairshard/shard/gradient_shards.h>
 #include <fairshard/shard/layout.h>
@@ -39,12 +39,14 @@ class FlatGroup {
  public:
   /// The same parameters on all ranks; see check_same_parameters(). Moves them in place. Collective
   /// with reshard_after_forward.
-  FlatGroup(comm::Group group, const std::vector<Parameter>& parameters,
+  FlatGroup(comm::Mesh mesh, const std::vector<Parameter>& parameters,
             const FlatOptions& options = {});
   FlatGroup(const FlatGroup&) = delete;
   FlatGroup& operator=(const FlatGroup&) = delete;
 
-  const comm::Group& group() const { return group_; }
+  const comm::Mesh& mesh() const { return mesh_; }
+  /// The ranks that they are partitioned across.
+  const comm::Group& group() const { return mesh_.shards(); }
   const FlatOptions& options() const { return options_; }
   const ShardLayout& layout() const { return *layout_; }
   /// Grows when slices() have other tensors (after relayout) or tensors of another kind.
@@ -97,7 +99,7 @@ class FlatGroup {
   void make_slices();
   std::vector<at::TensorOptions> stepped_options() const;
 
-  comm::Group group_;
+  comm::Mesh mesh_;
   FlatOptions options_;
   std::shared_ptr<std::vector<Parameter>> parameters_;
   std::shared_ptr<const ShardLayout> layout_;

@@ -8,6 +8,10 @@
 #include <memory>
 #include <optional>
 
+namespace c10d {
+class CommHookInterface;
+}  // namespace c10d
+
 namespace fairshard::shard {
 
 /// Which gradients a rank gets.
@@ -24,6 +28,9 @@ struct ReducerOptions {
   // Behaviour
   /// Which gradients a rank gets.
   TORCH_ARG(GradientMode, mode) = GradientMode::kSharded;
+  /// In the replicated mode: what averages a bucket instead of an all-reduce. As in torch's DDP, it
+  /// gets each rank's own gradients, undivided.
+  TORCH_ARG(std::shared_ptr<c10d::CommHookInterface>, comm_hook);
 
   // Performance
   /// How many buckets may be under way at once in the sharded mode. Each needs its own memory.

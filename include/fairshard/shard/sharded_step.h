@@ -1,7 +1,7 @@
 #pragma once
 // What a step of an optimizer is when its parameters are sharded.
 
-#include <fairshard/comm/group.h>
+#include <fairshard/comm/mesh.h>
 #include <fairshard/shard/flat_group.h>
 #include <fairshard/shard/join.h>
 
@@ -36,7 +36,7 @@ struct StepOptions {
 /// is found by them.
 class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
  public:
-  ShardedStep(comm::Group group, const StepOptions& options, StepCallbacks callbacks);
+  ShardedStep(comm::Mesh mesh, const StepOptions& options, StepCallbacks callbacks);
   ~ShardedStep();
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;
@@ -50,7 +50,9 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   /// Shards parameters of new parameter groups, numbered from 0 on. Collective.
   void add(const std::vector<Parameter>& parameters, size_t parameter_groups);
 
-  const comm::Group& group() const { return group_; }
+  const comm::Mesh& mesh() const { return mesh_; }
+  /// The ranks that parameters are partitioned across.
+  const comm::Group& group() const { return mesh_.shards(); }
   const StepOptions& options() const { return options_; }
   /// One for each add().
   const std::vector<std::shared_ptr<FlatGroup>>& flat_groups() const { return flat_groups_; }
@@ -108,7 +110,7 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   void step_slices(const std::vector<std::pair<FlatGroup*, const Slice*>>& slices);
   void share_numbers(int leader);
 
-  comm::Group group_;
+  comm::Mesh mesh_;
   StepOptions options_;
   StepCallbacks callbacks_;
   std::vector<std::shared_ptr<FlatGroup>> flat_groups_;

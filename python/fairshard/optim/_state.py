@@ -94,6 +94,8 @@ def set_masters(masters: list[tuple]) -> None:
 
 def _cut(key: str, value: Any, entry: Any) -> Any:
     parameter, piece = entry.parameter, entry.slice
+    if hasattr(value, "local_part"):  # of torch.distributed.checkpoint: this rank's already
+        return value.local_part(entry)
     if torch.is_tensor(value) and value.shape == parameter.shape and key != "step":
         flat = _in_memory_order(value, parameter)[piece.begin : piece.end].clone()
         return flat.as_strided(entry.values.shape, entry.values.stride())

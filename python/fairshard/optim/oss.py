@@ -3,7 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from fairshard.optim import _state
 from fairshard.optim._numbers import numbers_of, set_numbers
 from fairshard.optim._twin import Twin
 from fairshard.optim.grad_scaler import scaler_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["OSS"]
 
@@ -65,6 +68,8 @@ class OSS(torch.optim.Optimizer):
             rank owns.
         gather_dtype: the dtype in which parameters are gathered. All ranks then compute with the
             rounded values, and each steps an exact copy of what it owns.
+        mesh: a DeviceMesh in place of ``group``. Of two dimensions, (replicate, shard): state is partitioned along
+            the second only, gradients are reduce-scattered there and then summed along the first (HSDP).
         **default: options of ``optim``.
     """
 
@@ -84,14 +89,16 @@ class OSS(torch.optim.Optimizer):
         release_parameters: bool = False,
         master_weights: bool = False,
         gather_dtype: torch.dtype | None = None,
+        mesh: "DeviceMesh | None" = None,
         **default: Any,
     ) -> None:
-        self._group = comm.Group(group)
+        self._mesh = comm.Mesh(group, mesh)
+        self._group = self._mesh.shards
         self._whole_tensors = _needs_whole_tensors(_class_of_steps(optim, default), partition)
         self._step_in_backward = step_in_backward
         self._overlap_gather = overlap_gather
         self._sharded_step = _shard.ShardedStep(
-            self._group,
+            self._mesh,
             _weak(self._step_slices),
             _weak(lambda self: numbers_of(self.param_groups), self),
             _weak(lambda self, numbers: set_numbers(self.param_groups, numbers), self),
@@ -262,7 +269,7 @@ class OSS(torch.optim.Optimizer):
         """Brings the state of all ranks together for ``state_dict()`` on one rank (-1: on all)."""
         self.wait_for_parameters()
         self._groups_to_base()
-        state = _state.consolidate(self, recipient_rank in (-1, self._group.rank))
+        state = _state.consolidate(self, recipient_rank in (-1, self._mesh.all.rank))
         self._consolidated = None if state is None else {"state": state}
         if state is not None and hasattr(self._base, "shared_state"):
             self._consolidated["adascale"] = self._base.shared_state()

@@ -32,14 +32,14 @@ TOOLS = {
     "OSS": Tool(
         OSS,
         ["OssOptions"],
-        only_python="params optim group broadcast_buffer_size broadcast_fp16 force_broadcast_object default",
+        only_python="params optim group mesh broadcast_buffer_size broadcast_fp16 force_broadcast_object default",
         only_cpp="first_bucket_bytes",
     ),
     "ShardedDataParallel": Tool(
         ShardedDataParallel,
         ["DataParallelOptions"],
         {"reduce_buffer_size": "bucket_bytes"},
-        only_python="module sharded_optimizer process_group auto_refresh_trainable reduce_fp16 "
+        only_python="module sharded_optimizer process_group mesh auto_refresh_trainable reduce_fp16 "
         "warn_on_trainable_params_changed device_ids",
         only_cpp="buckets_in_flight waits_by_block",
     ),

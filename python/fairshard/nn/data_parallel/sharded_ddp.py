@@ -3,8 +3,8 @@
 import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.nn.data_parallel._block_hooks import BlockHooks
 from fairshard.nn.data_parallel._module_tree import ModuleTree
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ShardedDataParallel"]
 
@@ -50,6 +53,8 @@ class ShardedDataParallel(nn.Module):
         device_ids: accepted; the module stays where it is.
         mode: "gradients" (ZeRO-2) or "optimizer" (ZeRO-1: whole gradients in ``.grad``), with an OSS.
         reduce_dtype: the dtype in which gradients travel. Sums are taken in float32 over Gloo.
+        mesh: instead of ``process_group``, a DeviceMesh with all ranks; how it shards is the OSS's affair, which
+            is given the same.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class ShardedDataParallel(nn.Module):
         *,
         mode: str = "gradients",
         reduce_dtype: torch.dtype | None = None,
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         super().__init__()
         if mode not in ("gradients", "optimizer"):
@@ -87,22 +93,20 @@ class ShardedDataParallel(nn.Module):
             "bucket_bytes": 4 * reduce_buffer_size,
             "reduce_dtype": torch.float16 if reduce_fp16 else reduce_dtype,
         }
-        self._engine = self._make_engine(process_group, sync_models_at_startup)
+        self._engine = self._make_engine(comm.Mesh(process_group, mesh).all, sync_models_at_startup)
         if is_offloaded:
             reduce = weakref.WeakMethod(self._reduce_offloaded)
             module.call_after_backward(lambda: (method := reduce()) and method())
         _keep_names_of_module(self)
 
-    def _make_engine(self, process_group: "dist.ProcessGroup | None", sync: bool) -> _shard.DataParallelEngine:
+    def _make_engine(self, group: comm.Group, sync: bool) -> _shard.DataParallelEngine:
         parameters, buffers = self._tree.parameters(), self._tree.buffers()
-        return _shard.DataParallelEngine(
-            comm.Group(process_group), *parameters, buffers, sync_at_startup=sync, **self._options
-        )
+        return _shard.DataParallelEngine(group, *parameters, buffers, sync_at_startup=sync, **self._options)
 
     def _made_engine(self) -> _shard.DataParallelEngine:
         """The engine, which a copy gets where it is first trained."""
         if self._engine is None:
-            self._engine = self._make_engine(None, sync=False)
+            self._engine = self._make_engine(comm.Group(), sync=False)
         return self._engine
 
     def __getstate__(self) -> dict:
@@ -151,6 +155,20 @@ class ShardedDataParallel(nn.Module):
             yield
         finally:
             engine.sync = before
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """From here on, backward reduces gradients or not, as torch's fully_shard has it; see :meth:`no_sync`."""
+        self._made_engine().sync = bool(requires_gradient_sync)
+
+    def register_comm_hook(self, state: object, hook: Callable[[Any, "dist.GradBucket"], torch.futures.Future]) -> None:
+        """Has a hook of torch's DDP average gradients, in place of an all-reduce: once, the same on all ranks.
+
+        It is called with ``state`` and each bucket of this rank's own gradients (a ``dist.GradBucket``), and returns
+        a future of what they become. Where gradients are sharded it is refused, as a rank has no whole buckets then.
+        """
+        if not callable(hook):
+            raise TypeError(f"a communication hook is called with a state and a bucket, but {hook!r} cannot be called")
+        self._made_engine().set_comm_hook(state, _checked(hook))
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
@@ -237,6 +255,18 @@ class ShardedDataParallel(nn.Module):
     def _reduce_offloaded(self) -> None:
         if self._made_engine().sync:
             self._engine.reduce()
+
+
+def _checked(hook: Callable) -> Callable:
+    """The communication hook; torch would crash if it returned None."""
+
+    def run(state: object, bucket: "dist.GradBucket") -> torch.futures.Future:
+        future = hook(state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise TypeError(f"a communication hook must return a torch.futures.Future, but returned {future!r}")
+        return future
+
+    return run
 
 
 def _keep_names_of_module(wrapper: ShardedDataParallel) -> None:
