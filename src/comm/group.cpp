@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -77,7 +78,8 @@ int Group::rank() const { return state_->rank; }
 int Group::size() const { return state_->size; }
 
 int Group::local_rank() const {
-  return state_->local_rank ? *state_->local_rank : read_environment().local_rank;
+  const std::optional<int> known = state_->local_rank;
+  return known ? *known : read_environment().local_rank;
 }
 
 std::chrono::milliseconds Group::timeout() const {

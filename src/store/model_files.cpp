@@ -30,16 +30,17 @@ std::string target_of(const std::string& path) {
   return real;
 }
 
+/// With a slash at its end; empty for the current one.
 std::string folder_of(const std::string& path) {
-  const size_t slash = path.find_last_of('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  return path.substr(0, path.find_last_of('/') + 1);
 }
 
 /// What a folder has.
 std::string model_in(const std::string& folder) {
   for (const std::string& name : {std::string(kFile), std::string(kFile) + kIndexEnd}) {
-    if (is_there(folder + "/" + name)) {
-      return folder + "/" + name;
+    const std::string path = c10::str(folder, "/", name);
+    if (is_there(path)) {
+      return path;
     }
   }
   TORCH_CHECK_VALUE(false, folder, " has neither ", kFile, " nor ", kFile, kIndexEnd);
@@ -99,7 +100,7 @@ void ModelFiles::open_index(const std::string& index) {
   const Json json = parse_json(read_file(target_of(index), kMaxIndexBytes), index);
   std::map<std::string, size_t> numbers;
   for (const auto& [name, value] : member(json, "weight_map", index).items()) {
-    const std::string& file = to_text(value, index + ": the file of '" + name + "'");
+    const std::string& file = to_text(value, c10::str(index, ": the file of '", name, "'"));
     check_name(name, index);
     check_name(file, index);
     TORCH_CHECK_VALUE(!file.empty() && file[0] != '.' && file.find('/') == std::string::npos, index,
@@ -116,6 +117,7 @@ void ModelFiles::open_index(const std::string& index) {
 
 std::vector<std::string> ModelFiles::names() const {
   std::vector<std::string> result;
+  result.reserve(places_.size());
   for (const auto& [name, file] : places_) {
     result.push_back(name);
   }
@@ -146,14 +148,14 @@ void write_model_files(const std::string& file, const std::vector<TensorToWrite>
   }
   PendingFile index(file + kIndexEnd, PendingFile::Existing::kKeep);
   const std::string folder = folder_of(file);
-  const std::string name = file.substr(folder == "." ? 0 : folder.size());
+  const std::string name = file.substr(folder.size());
   const std::string stem = name.substr(0, name.size() - std::strlen(kEnd));
   Json json{{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
   int64_t total = 0;
   std::vector<std::unique_ptr<PendingFile>> pending;  // all of them, or none
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string part = part_name(stem, i, files.size());
-    pending.push_back(write_pending(folder + (folder == "." ? "/" : "") + part, files[i]));
+    pending.push_back(write_pending(folder + part, files[i]));
     for (const TensorToWrite& tensor : files[i]) {
       json["weight_map"][tensor.name] = part;
       total += bytes_of(tensor);

@@ -23,8 +23,9 @@ def weights():
     return {f"model.{name}": value.clone() for name, value in layers.state_dict().items()}
 
 
-def copy(source, target, max_file_bytes=0):
-    return subprocess.run([PROGRAM, source, target, str(max_file_bytes)], capture_output=True, text=True)
+def copy(source, target, max_file_bytes=0, folder=None):
+    command = [PROGRAM, source, target, str(max_file_bytes)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def assert_same(ours, theirs):
@@ -36,7 +37,7 @@ def assert_same(ours, theirs):
 
 def test_one_file(tmp_path):
     save_file(weights(), tmp_path / "in.safetensors", metadata={"format": "pt"})
-    result = copy(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    result = copy("in.safetensors", "out.safetensors", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert_same(load_file(tmp_path / "out.safetensors"), weights())
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
@@ -49,7 +50,7 @@ def test_several_files_and_their_index(tmp_path):
     huggingface_hub.save_torch_state_dict(weights(), tmp_path / "in", max_shard_size=70)
     assert (tmp_path / "in/model.safetensors.index.json").is_file()
     (tmp_path / "out").mkdir()
-    result = copy(tmp_path / "in", tmp_path / "out/model.safetensors", 70)
+    result = copy("../in", "model.safetensors", 70, folder=tmp_path / "out")
     assert result.returncode == 0, result.stderr
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(value.nbytes for value in weights().values())

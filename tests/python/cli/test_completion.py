@@ -1,5 +1,6 @@
 """What a shell completes is what the program has."""
 
+import functools
 import re
 import subprocess
 
@@ -8,14 +9,19 @@ import pytest
 from support.trainer import PROGRAM
 
 
+@functools.cache  # the program takes its time to load torch
+def script_for(shell):
+    return subprocess.run([PROGRAM, "completion", shell], capture_output=True, text=True, check=True).stdout
+
+
 def completed(words):
     """What bash offers for the last of these words."""
-    script = f"""source <("$0" completion bash)
+    script = f"""eval "$0"
         COMP_WORDS=({" ".join(f"'{word}'" for word in words)})
         COMP_CWORD={len(words) - 1}
         _fairshard
         printf '%s\\n' "${{COMPREPLY[@]}}" """
-    result = subprocess.run(["bash", "-c", script, PROGRAM], capture_output=True, text=True, check=True)
+    result = subprocess.run(["bash", "-c", script, script_for("bash")], capture_output=True, text=True, check=True)
     assert not result.stderr
     return result.stdout.split()
 
@@ -59,7 +65,5 @@ def test_another_shell_is_refused():
     result = subprocess.run([PROGRAM, "completion", "fish"], capture_output=True, text=True)
     assert result.returncode == 2
     assert "fish" in result.stderr
-    zsh = subprocess.run([PROGRAM, "completion", "zsh"], capture_output=True, text=True, check=True).stdout
-    bash = subprocess.run([PROGRAM, "completion", "bash"], capture_output=True, text=True, check=True).stdout
-    assert zsh.endswith(bash)
-    assert "bashcompinit" in zsh
+    assert script_for("zsh").endswith(script_for("bash"))
+    assert "bashcompinit" in script_for("zsh")
