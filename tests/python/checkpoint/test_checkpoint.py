@@ -73,6 +73,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(run_ranks, tmp_path, ranks, resu
     assert all(torch.equal(a, b) for a, b in zip(after[0][1], before[0][1], strict=True))
 
 
+@pytest.mark.costly
 def test_whole_tensors_master_weights_and_low_precision(run_ranks, tmp_path):
     masters = {"master_weights": True}
     before = run_ranks(2, _run, str(tmp_path / "a"), False, "async", masters, torch.bfloat16)
@@ -311,6 +312,7 @@ def _with_adascale(rank, world_size, folder):
     return True
 
 
+@pytest.mark.costly
 def test_an_adascale_goes_on_with_its_means(run_ranks, tmp_path):
     assert all(run_ranks(2, _with_adascale, str(tmp_path)))
 
@@ -342,6 +344,7 @@ def _with_slowmo(rank, world_size, folder):
     return values(second)
 
 
+@pytest.mark.costly
 def test_nodes_that_train_apart_go_on_apart(run_ranks, tmp_path):
     results = run_ranks(4, _with_slowmo, str(tmp_path))
     assert not torch.equal(results[0][0], results[2][0])

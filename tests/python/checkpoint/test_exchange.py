@@ -65,6 +65,7 @@ def _close_to(losses, backend):
     return pytest.approx(losses, rel=1e-4 if backend == "nccl" else 1e-5)  # C++ is on the CPU
 
 
+@pytest.mark.costly
 def test_python_goes_on_from_cpp(run_ranks, backend, tmp_path):
     whole = _cpp_losses(tmp_path / "whole", 1, 15, 0)
     _cpp_losses(tmp_path / "a", 3, 5, 5)
@@ -76,6 +77,7 @@ def test_python_goes_on_from_cpp(run_ranks, backend, tmp_path):
     assert _steps(model, plain, 0, 1, 5, 15) == pytest.approx(whole[5:], rel=1e-5)
 
 
+@pytest.mark.costly
 def test_cpp_goes_on_from_python(run_ranks, backend, tmp_path):
     sharded = run_ranks(2, _sharded, str(tmp_path / "a"), False)[0]
     assert _cpp_losses(tmp_path / "a", 3, 15, 0) == _close_to(sharded, backend)

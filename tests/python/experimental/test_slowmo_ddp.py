@@ -167,6 +167,7 @@ def _behaviours(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_behaviours(run_ranks):
     assert all(run_ranks(4, _behaviours))
 

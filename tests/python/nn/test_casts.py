@@ -127,6 +127,7 @@ def _casts_and_master_weights(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_casts_between_steps_and_master_weights(run_ranks):
     assert all(run_ranks(2, _casts_and_master_weights))
 

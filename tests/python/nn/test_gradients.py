@@ -128,5 +128,6 @@ def _all(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_gradients_that_add_up_or_are_set_by_hand(run_ranks):
     assert all(run_ranks(2, _all))

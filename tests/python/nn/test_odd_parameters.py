@@ -98,6 +98,7 @@ def _kinds(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_odd_kinds_of_parameters(run_ranks):
     assert all(run_ranks(2, _kinds))
 

@@ -1,5 +1,6 @@
 """overlap_gather: parameters that are still being gathered after step() are waited for wherever they are used."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -114,6 +115,7 @@ def _uses(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_trains_as_ddp_and_values_are_complete_when_used(run_ranks):
     assert all(run_ranks(2, _uses))
 
@@ -137,6 +139,7 @@ def _another_way(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_evaluation_that_uses_a_child_directly_which_training_calls(run_ranks):
     assert all(run_ranks(2, _another_way))
 

@@ -232,6 +232,7 @@ def _broken_off(rank, world_size):
         check(*results, f"{setting}")
 
 
+@pytest.mark.costly
 def test_a_forward_that_one_rank_breaks_off_leaves_nothing(run_ranks):
     run_ranks(2, _broken_off)
 
@@ -329,5 +330,6 @@ def _refusals(rank, world_size):
             parallel(inputs(rank, 0))
 
 
+@pytest.mark.costly
 def test_what_cannot_be_followed_is_refused(run_ranks):
     run_ranks(2, _refusals)

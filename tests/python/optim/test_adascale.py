@@ -86,6 +86,7 @@ def _unreduced(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_ranks_times_accumulation_are_as_more_ranks(run_ranks):
     assert all(run_ranks(2, _accumulated))
 
@@ -208,6 +209,7 @@ def _odd_parameters(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_missing_gradients_frozen_parameters_and_late_groups(run_ranks):
     assert all(run_ranks(2, _odd_parameters))
 

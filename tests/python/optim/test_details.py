@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -132,5 +133,6 @@ def _details(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_details(run_ranks):
     assert all(run_ranks(2, _details))

@@ -119,5 +119,6 @@ def _all(rank, world_size):
     return True
 
 
+@pytest.mark.costly
 def test_whole_tensors_train_as_ddp_and_their_state_travels(run_ranks):
     assert all(run_ranks(2, _all))
