@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # What a target needs is built, and nothing else: $(compile) TARGET...
 compile = @scripts/build release $(JOBS)
 
-.PHONY: help setup build train docs wheel test-wheel test test-setup test-cpp test-python test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
+.PHONY: help setup build train docs wheel test-wheel test test-setup test-cpp test-python test-ray test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,11 @@ test-python: test-setup ## run the Python tests
 	$(compile) fairshard-cli fairshard_python fairshard_examples
 	@scripts/docs
 	@python -m pytest tests/python --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+test-ray: ## install Ray (500 MB) and run an example on it, of which a worker is killed
+	@scripts/setup test ray
+	$(compile) fairshard_python
+	@python -m pytest tests/ray $(ARGS)
 
 gpu: test-setup
 	@cd tests/python && python -c 'from support.ranks import require_gpus; require_gpus()'

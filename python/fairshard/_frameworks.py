@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fairshard import comm
 from fairshard.optim import OSS, ShardedGradScaler
 
 #: What an integration knows itself.
@@ -41,3 +42,26 @@ def shard_scaler(owner: Any) -> None:
             scaler.is_enabled(),
             device=scaler._device,
         )
+
+
+class Meter:
+    """What sharding costs this rank: waiting and bytes since they were last asked for, and an AdaScale's gain."""
+
+    def __init__(self) -> None:
+        self._group: comm.Group | None = None
+        self._before = (0.0, 0)
+
+    def take(self, optimizers: list[torch.optim.Optimizer]) -> dict[str, float]:
+        """By the names under which it is logged; local. The first call counts from the group's beginning."""
+        self._group = self._group or comm.Group()
+        now = (self._group.waited_s, self._group.sent_bytes)
+        waited, sent = (new - old for new, old in zip(now, self._before, strict=True))
+        self._before = now
+        found = {"fairshard/waited_s": waited, "fairshard/sent_bytes": float(sent)}
+        for optimizer in optimizers:
+            scaled = next(
+                (each for each in (optimizer, getattr(optimizer, "optim", None)) if hasattr(each, "gain")), None
+            )
+            if scaled is not None:
+                found["fairshard/gain"] = float(scaled.gain())
+        return found

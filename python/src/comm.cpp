@@ -5,6 +5,7 @@
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/mesh.h>
+#include <fairshard/comm/waits.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -55,6 +56,9 @@ void init_comm(py::module_& module) {
       .def_property_readonly(
           "collectives", [](const Group& g) { return g.traffic().collectives; },
           "How many collectives this rank has started.")
+      .def_property_readonly("waited_s", &comm::waited_s,
+                             "Seconds that this rank has waited for collectives; over NCCL a "
+                             "stream waits, which is not counted.")
       .def_property_readonly("control_device", &Group::control_device,
                              "Where small tensors that the host reads are best.")
       .def_property_readonly(

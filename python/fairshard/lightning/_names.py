@@ -8,6 +8,7 @@ _trainer, _fabric = (
     ("pytorch_lightning", "lightning_fabric") if _is_older else ("lightning.pytorch", "lightning.fabric")
 )
 
+Callback = importlib.import_module(f"{_trainer}.callbacks").Callback
 TrainerDDPStrategy = importlib.import_module(f"{_trainer}.strategies").DDPStrategy
 SingleDeviceStrategy = importlib.import_module(f"{_trainer}.strategies").SingleDeviceStrategy
 TRAINER_REGISTRY = importlib.import_module(f"{_trainer}.strategies").StrategyRegistry

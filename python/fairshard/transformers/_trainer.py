@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import Trainer
 
-from fairshard._frameworks import shard_scaler, sharded, split
+from fairshard._frameworks import Meter, shard_scaler, sharded, split
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from fairshard.transformers._arguments import OPTIONS
@@ -33,6 +33,7 @@ class ShardedTrainerMixin:
 
     def __init__(self, *arguments: Any, sharding: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self._sharding = sharding or {}
+        self._meter = Meter()
         super().__init__(*arguments, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -73,6 +74,12 @@ class ShardedTrainerMixin:
         if grad_norm is None and self._is_sharded and self._of_optimizer.get("step_in_backward"):
             return None  # gradients are gone, and cannot be logged
         return super()._get_grad_norm(model, grad_norm)
+
+    def log(self, logs: dict[str, float], *arguments: Any, **kwargs: Any) -> None:
+        """Logs, with each loss, how long this rank has waited for others since the last, and what it has sent."""
+        if self._is_sharded and "loss" in logs:
+            logs.update(self._meter.take([self._oss]))
+        super().log(logs, *arguments, **kwargs)
 
     def _wait_for_parameters(self) -> None:
         if self._oss is not None:

@@ -23,6 +23,8 @@ def _modes(hf, folder):
     for options in MODES:
         trainer = hf.train(hf.ShardedTrainer, hf.arguments(folder, **evaluated), sharding=options)
         assert isinstance(trainer.optimizer.optimizer, OSS)
+        logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+        assert all(entry["fairshard/sent_bytes"] > 1000 and entry["fairshard/waited_s"] > 0 for entry in logged)
         hf.assert_same(trainer, plain, options)
 
 

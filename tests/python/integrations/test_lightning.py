@@ -7,7 +7,7 @@ from torch.utils import _pytree as pytree
 
 from fairshard.checkpoint import Checkpoint
 from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
-from fairshard.optim import OSS, ShardedGradScaler
+from fairshard.optim import OSS, AdaScaleWrapper, ShardedGradScaler
 
 MODES = (
     {},
@@ -151,6 +151,25 @@ def _offload(pl, fit):
     assert models[1].losses == models[0].losses
 
 
+def _monitor(pl, fit):
+    """Each step sends a model's gradients, and its parameters; here with AdaScale, whose gain is logged."""
+    from fairshard.lightning import ShardingMonitor
+
+    class Scaled(pl.Model):
+        def configure_optimizers(self):
+            return OSS(self.net.parameters(), AdaScaleWrapper, optim_cls=torch.optim.SGD, lr=0.1)
+
+        def on_train_batch_end(self, *_):
+            self.logged.append(dict(self.trainer.callback_metrics))
+
+    model = Scaled()
+    model.logged = []
+    fit("ddp_sharded", model, callbacks=[ShardingMonitor()])
+    last = model.logged[-1]
+    assert last["fairshard/sent_bytes"] >= 4 * sum(p.numel() for p in model.parameters())
+    assert last["fairshard/waited_s"] > 0 and 1 <= last["fairshard/gain"] <= 2
+
+
 def _after_training(pl, fit):
     """The module is whole again: tested, and trained once more by the same Trainer."""
     results = []
@@ -221,6 +240,7 @@ def _all_of_it(rank, world_size, folder):
     _folders(pl, pl.fit, ShardedStrategy, folder)
     _slowmo(pl, pl.fit, folder)
     _offload(pl, pl.fit)
+    _monitor(pl, pl.fit)
     _after_training(pl, pl.fit)
     with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):
         ShardedStrategy(overlap=True)
