@@ -21,3 +21,8 @@ def test_names_are_there_after_import_fairshard():
     program += f"\nassert not {EXTRAS} & sys.modules.keys()"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_compilers_are_not_imported():
+    program = "import sys, fairshard; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

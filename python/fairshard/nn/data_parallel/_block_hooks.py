@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fairshard.nn.data_parallel._compilers import keep_from_compilers, outside_of_compiled
+
 
 class BlockHooks:
     """Hooks that tell an engine before and after the forwards of all modules under ``root``, which are its blocks.
@@ -18,6 +20,7 @@ class BlockHooks:
     """
 
     def __init__(self, root: nn.Module, engine: Any) -> None:
+        keep_from_compilers(BlockHooks, "_before", "_after")
         # Modules hold their hooks, so these hold modules weakly.
         self._root = weakref.ref(root)
         self._engine = engine
@@ -27,16 +30,28 @@ class BlockHooks:
         #: Of those, what has returned no tensors, and what that was instead.
         self._opaque: weakref.WeakKeyDictionary[nn.Module, type] = weakref.WeakKeyDictionary()
         self._blocks: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._handles = []
-        for module in root.modules():
-            # Before others: those of torch's older weight_norm, spectral_norm and pruning read parameters.
-            self._handles.append(module.register_forward_pre_hook(self._before, prepend=True))
-            self._handles.append(module.register_forward_hook(self._after))
+        #: By module. One that is compiled is a block of its own, and is told of outside of what is compiled.
+        self._handles: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
+        for module in outside_of_compiled(root):
+            if module._compiled_call_impl is not None:
+                self._handles[module] = [_Surrounded(module, self)]
+            else:
+                # Before others: those of torch's older weight_norm, spectral_norm and pruning read parameters.
+                before = module.register_forward_pre_hook(self._before, prepend=True)
+                self._handles[module] = [before, module.register_forward_hook(self._after)]
 
     def remove(self) -> None:
         """Takes the hooks from the modules."""
-        for handle in self._handles:
+        for handle in (handle for handles in self._handles.values() for handle in handles):
             handle.remove()
+
+    def are_in_place(self) -> bool:
+        """Whether no module was compiled since."""
+        return all(
+            handle.is_in_place() if isinstance(handle, _Surrounded) else module._compiled_call_impl is None
+            for module, handles in self._handles.items()
+            for handle in handles
+        )
 
     def __deepcopy__(self, memo: dict) -> "BlockHooks":
         return BlockHooks.__new__(BlockHooks)  # a copy of the module has no engine
@@ -71,7 +86,6 @@ class BlockHooks:
                 "are no tensors to tell when its backward begins"
             )
 
-    @torch.compiler.disable
     def _before(self, module: nn.Module, _: Any) -> None:
         if not hasattr(self, "_engine"):
             return
@@ -83,7 +97,6 @@ class BlockHooks:
         elif module in self._blocks:
             self._engine.before_block(self._blocks[module])
 
-    @torch.compiler.disable
     def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
         if not hasattr(self, "_engine") or not self._engine.reshards:
             return
@@ -96,6 +109,29 @@ class BlockHooks:
         if is_known:
             self._check_is_followed(module)
         self._engine.after_block(self._numbers[module], tensors)
+
+
+class _Surrounded:
+    """A module whose calls are compiled, with what its hooks do, outside of that."""
+
+    def __init__(self, module: nn.Module, hooks: BlockHooks) -> None:
+        self._module, self._hooks, self._compiled = weakref.ref(module), hooks, module._compiled_call_impl
+        module._compiled_call_impl = self
+
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        self._hooks._before(module, arguments)
+        outputs = self._compiled(*arguments, **kwargs)
+        self._hooks._after(module, arguments, outputs)
+        return outputs
+
+    def remove(self) -> None:
+        if self.is_in_place():
+            self._module()._compiled_call_impl = self._compiled
+
+    def is_in_place(self) -> bool:
+        module = self._module()
+        return module is None or module._compiled_call_impl is self
 
 
 def _has_blocks(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.nn.data_parallel._block_hooks import BlockHooks
+from fairshard.nn.data_parallel._compilers import keep_from_compilers
 from fairshard.nn.data_parallel._module_tree import ModuleTree
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class ShardedDataParallel(nn.Module):
         _keep_names_of_module(self)
 
     def _make_engine(self, group: comm.Group, sync: bool) -> _shard.DataParallelEngine:
+        keep_from_compilers(ShardedDataParallel, "_before_forward", "_after_forward")
         parameters, buffers = self._tree.parameters(), self._tree.buffers()
         return _shard.DataParallelEngine(group, *parameters, buffers, sync_at_startup=sync, **self._options)
 
@@ -131,20 +133,28 @@ class ShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
+        self._before_forward()
+        outputs = self.module(*inputs, **kwargs)
+        self._after_forward()
+        return outputs
+
+    def _before_forward(self) -> None:
         if self._engine is None and not (self.training and torch.is_grad_enabled()):
-            return self.module(*inputs, **kwargs)
+            return
         engine = self._made_engine()
-        if self._tree.has_changed():
+        if self._tree.has_changed() or (self._block_hooks is not None and not self._block_hooks.are_in_place()):
             engine.set_parameters(*self._tree.parameters())
             self._remove_block_hooks()
         engine.before_forward(self.module.training)
         if engine.uses_blocks and self._block_hooks is None:
             self._block_hooks = BlockHooks(self.module, engine)
-        outputs = self.module(*inputs, **kwargs)
-        if engine.wants_blocks and self.module.training and torch.is_grad_enabled():
+
+    def _after_forward(self) -> None:
+        if self._engine is None:
+            return
+        if self._engine.wants_blocks and self.module.training and torch.is_grad_enabled():
             self._block_hooks.assign()
-        engine.after_forward(self._tree.buffers())
-        return outputs
+        self._engine.after_forward(self._tree.buffers())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

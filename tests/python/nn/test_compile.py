@@ -1,0 +1,114 @@
+"""torch.compile around a wrapper, around the module within, and of each block: as DDP, with no more graph breaks."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from torch.nn.parallel import DistributedDataParallel
+
+from support.parallel import assert_same, sharded
+
+
+def gpt2():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=64,
+        n_positions=16,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    )
+    return transformers.GPT2Model(config)
+
+
+def gpt2_of(compile_parts):
+    model = gpt2()
+    compile_parts(model)
+    return model
+
+
+def train(model, optimizer, rank, steps=3):
+    for step in range(steps):
+        tokens = torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(10 * rank + step))
+        optimizer.zero_grad()
+        model(input_ids=tokens).last_hidden_state.square().mean().backward()
+        optimizer.step()
+
+
+def with_ddp(model):
+    return DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def breaks(make, rank, compile_parts, around=None):
+    """Trains a compiled model; returns it and how often graphs were broken."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    parallel, optimizer = make(gpt2_of(compile_parts))
+    train(torch.compile(parallel, backend=around) if around else parallel, optimizer, rank)
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] > 0
+    return parallel, sum(counters["graph_break"].values())
+
+
+def compile_blocks(model, backend="eager"):
+    for block in model.h:
+        block.compile(backend=backend, fullgraph=True)
+
+
+def replace_blocks(model):
+    model.h = torch.nn.ModuleList(torch.compile(block, backend="eager", fullgraph=True) for block in model.h)
+
+
+#: What is compiled within the wrapper and around it, and the modes that are tried. Hooks between layers break graphs
+#: that are around them, so modes with such are left out there; a module that is compiled as a whole is one block.
+WAYS = {
+    "around": (lambda model: None, "eager", ["gradients"]),
+    "inside": (lambda model: model.compile(backend="eager"), None, ["all"]),
+    "blocks": (compile_blocks, None, ["overlap_gather", "all"]),
+    "replaced blocks": (replace_blocks, None, ["all"]),
+}
+
+
+def _compiled(rank, world_size):
+    for what, (parts, around, modes) in WAYS.items():
+        theirs, most = breaks(with_ddp, rank, parts, around)
+        assert most == 0 or "blocks" not in what
+        for mode in modes:
+            make = functools.partial(sharded, mode=mode, lr=0.1, bucket_bytes=20_000)
+            ours, found = breaks(make, rank, parts, around)
+            assert found <= most, (what, mode, found, most)
+            assert_same(ours, theirs, (what, mode))
+    return True
+
+
+def _inductor(rank, world_size):
+    def compile_one(model):
+        compile_blocks(model, "inductor")
+        del model.h[1:]
+
+    if rank == 0:  # the others find its kernels in the cache
+        train(model := gpt2_of(compile_one), torch.optim.SGD(model.parameters(), lr=0.1), rank, 1)
+    dist.barrier()
+    theirs, _ = breaks(with_ddp, rank, compile_one)
+    ours, found = breaks(functools.partial(sharded, mode="all", lr=0.1, bucket_bytes=20_000), rank, compile_one)
+    assert found == 0
+    assert_same(ours, theirs)
+    return True
+
+
+@pytest.mark.costly
+@pytest.mark.cpu_only("graphs are the same wherever they run")
+def test_graphs_are_as_whole_as_under_ddp(run_ranks):
+    assert all(run_ranks(2, _compiled))
+
+
+@pytest.mark.costly
+@pytest.mark.cpu_only("inductor's kernels of a GPU are compiled elsewhere")
+def test_inductor_compiles_whole_blocks(run_ranks):
+    assert all(run_ranks(2, _inductor))
