@@ -201,7 +201,8 @@ void DataParallelEngine::make_reducer(const std::vector<std::shared_ptr<ShardedS
 // A forward.
 
 void DataParallelEngine::before_forward(bool is_training) {
-  const bool is_learning = is_training && at::GradMode::is_enabled();
+  // Also with modules in evaluation mode (frozen statistics, no dropout) a backward may follow.
+  const bool is_learning = at::GradMode::is_enabled();
   if (is_learning) {
     connect();
   } else if (!is_current()) {
@@ -220,11 +221,11 @@ void DataParallelEngine::before_forward(bool is_training) {
     set_sync(is_sync_);  // a model that shares parameters may have been within no_sync()
     reducer_->prepare();
   }
-  if (!is_learning || !blocks_.are_known()) {
+  if (!is_learning || !is_training || !blocks_.are_known()) {
     wait_for_parameters();
   }
   blocks_.wait_for_rest();
-  if (is_learning && join_ && is_sync_ && !buffers_->tensors.empty()) {
+  if (is_learning && is_training && join_ && is_sync_ && !buffers_->tensors.empty()) {
     // Those of the first rank that still has inputs.
     buffers_->broadcast(join_->announce(Join::Action::kForward).leader);
   }

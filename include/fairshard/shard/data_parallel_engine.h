@@ -39,7 +39,7 @@ struct EngineOptions {
 /// all gradients on all ranks, where there is none), reduces gradients in backward, has values in
 /// place where blocks need them, and keeps buffers alike.
 ///
-/// Only what a training forward or backward does is collective: a rank may evaluate alone, unless
+/// Only backwards, and forwards in training mode, are collective: a rank may evaluate alone, unless
 /// parameters are resharded after steps.
 class DataParallelEngine {
  public:

@@ -5,7 +5,25 @@ import torch
 import torch._C._distributed_c10d
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['Group', 'ReduceOp', 'Work', 'all_gather', 'all_reduce', 'barrier', 'broadcast', 'broadcast_all', 'make_backend', 'reduce_scatter']
+__all__: list[str] = ['Environment', 'Group', 'Mesh', 'ReduceOp', 'Work', 'all_gather', 'all_reduce', 'barrier', 'broadcast', 'broadcast_all', 'make_backend', 'meet', 'reduce_scatter']
+class Environment:
+    """
+    Who this rank is, by its launcher's variables.
+    """
+    def __init__(self) -> None:
+        ...
+    @property
+    def local_rank(self) -> int:
+        ...
+    @property
+    def local_world_size(self) -> int:
+        ...
+    @property
+    def rank(self) -> int:
+        ...
+    @property
+    def world_size(self) -> int:
+        ...
 class Group:
     def __init__(self, process_group: torch.distributed.distributed_c10d.ProcessGroup) -> None:
         ...
@@ -43,6 +61,18 @@ class Group:
         """
         How long any wait may take, in seconds.
         """
+    @property
+    def waited_s(self) -> float:
+        """
+        Seconds that this rank has waited for collectives; over NCCL a stream waits, which is not counted.
+        """
+class Mesh:
+    @typing.overload
+    def __init__(self, all: Group) -> None:
+        ...
+    @typing.overload
+    def __init__(self, all: Group, shards: Group, replicas: Group) -> None:
+        ...
 class ReduceOp:
     """
     How values of ranks become one.
@@ -123,6 +153,10 @@ def broadcast_all(group: Group, tensors: collections.abc.Sequence[torch.Tensor],
 def make_backend(store: torch.distributed.distributed_c10d.Store, rank: typing.SupportsInt, size: typing.SupportsInt, timeout_s: typing.SupportsFloat) -> torch._C._distributed_c10d.Backend:
     """
     The c10d backend 'fairshard' of a rank. Blocks until all ranks have come.
+    """
+def meet(environment: Environment, timeout_s: typing.SupportsFloat) -> torch.distributed.distributed_c10d.Store:
+    """
+    Meets the other ranks; the store that they share. Blocks until all ranks have come.
     """
 def reduce_scatter(group: Group, output: torch.Tensor, input: torch.Tensor, op: ReduceOp = ReduceOp.SUM, label: str = '', bounds: collections.abc.Sequence[typing.SupportsInt] = []) -> Work:
     """

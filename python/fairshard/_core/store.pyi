@@ -3,7 +3,7 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['LoadReport', 'Reader', 'SafetensorsFile', 'latest_checkpoint', 'list_checkpoints', 'write_safetensors']
+__all__: list[str] = ['LoadReport', 'Reader', 'SafetensorsFile', 'latest_checkpoint', 'list_checkpoints', 'save_ranges', 'write_safetensors']
 class LoadReport:
     """
     What was loaded, and which keys did not fit.
@@ -44,6 +44,12 @@ class Reader:
     def step(self) -> int:
         ...
     @property
+    def tensors(self) -> dict[str, tuple[torch.dtype, list[int]]]:
+        ...
+    @property
+    def values(self) -> dict[str, str]:
+        ...
+    @property
     def world_size(self) -> int:
         ...
 class SafetensorsFile:
@@ -60,6 +66,8 @@ class SafetensorsFile:
 def latest_checkpoint(arg0: str) -> str | None:
     ...
 def list_checkpoints(arg0: str) -> list[int]:
+    ...
+def save_ranges(group: fairshard._core.comm.Group | None, root: str, step: typing.SupportsInt, ranges: collections.abc.Sequence[tuple[str, collections.abc.Sequence[typing.SupportsInt], typing.SupportsInt, torch.Tensor]], values: collections.abc.Mapping[str, str]) -> None:
     ...
 def write_safetensors(path: str, tensors: collections.abc.Mapping[str, torch.Tensor], metadata: collections.abc.Mapping[str, str] = {}) -> None:
     ...

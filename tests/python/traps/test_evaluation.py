@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from support.models import inputs, loss_of
-from support.parallel import MODES, ddp, sharded, train
+from support.parallel import MODES, ddp, sharded, train, whole
 from support.ranks import device
 
 pytestmark = pytest.mark.costly
@@ -77,3 +77,18 @@ def _validation(rank, world_size, mode):
 def test_validation_losses_are_those_of_ddp_on_all_ranks(run_ranks, mode):
     first, second = run_ranks(2, _validation, mode)
     assert first.equal(second)
+
+
+def _trained_in_evaluation_mode(rank, world_size):
+    for mode in MODES:
+        both = sharded(Normed().to(device()), mode, lr=0.1), ddp(Normed().to(device()), lr=0.1)
+        for is_training in (False, True, False):
+            for parallel, optimizer in both:
+                train(parallel.train(is_training), optimizer, rank)
+            ours, theirs = (whole(parallel) for parallel, _ in both)
+            for name, _ in both[1][0].module.named_parameters():  # buffers: at other times, see above
+                assert ours[name].equal(theirs[name]), (mode, is_training, name)
+
+
+def test_a_model_in_evaluation_mode_trains_as_under_ddp(run_ranks):
+    run_ranks(2, _trained_in_evaluation_mode)
