@@ -123,33 +123,52 @@ def _wait_for_all(system: str, processes: list, logs: list[Path]) -> None:
 
 def compare(systems: Iterable[str], work: Work, place: Place) -> dict:
     """Figures for each system, and for each that has none the reason."""
-    memory, runs, not_run = {"memory": {}, "resident": {}}, {}, {}
-    for number in range(-len(memory), work.rounds + work.more_rounds):
-        purpose = "time" if number >= 0 else list(memory)[number]
+    memory, runs, not_run = {}, {}, {}
+    for number in range(-1, work.rounds + work.more_rounds):  # the first is for memory
         order = [name for name in systems if name not in not_run]
         if number >= work.rounds:
             order = close_to_fastest({name: runs[name][: work.rounds] for name in order})
         for name in in_turn(order, max(number, 0)):
             try:
-                ranks = run(name, work, place, purpose)
+                ranks = run(name, work, place, "time" if number >= 0 else "memory")
             except RankError as error:
-                if SYSTEMS[name].is_ours:
-                    raise
-                not_run[name] = str(error).splitlines()[-1]
-                print(error, file=sys.stderr, flush=True)
+                not_run[name] = _reason(name, error)
                 continue
-            if purpose == "time":
-                runs.setdefault(name, []).append(ranks)
+            if number < 0:
+                memory[name] = ranks
             else:
-                memory[purpose][name] = ranks
-            print(f"{f'round {number + 1}' if number >= 0 else purpose}: {name}", file=sys.stderr, flush=True)
-    figures = {
-        name: _summary(runs[name], memory["memory"][name], memory["resident"][name], place)
-        for name in systems
-        if name not in not_run
-    }
+                runs.setdefault(name, []).append(ranks)
+            print(f"{'memory' if number < 0 else f'round {number + 1}'}: {name}", file=sys.stderr, flush=True)
+    figures = {name: _summary(runs[name], memory[name], place) for name in systems if name not in not_run}
     _check_losses(figures, not_run)
     return {"work": asdict(work), "systems": figures, "not_run": not_run}
+
+
+def compare_memory(systems: Iterable[str], work: Work, place: Place) -> dict:
+    """The peaks of each system: of the whole run, of its later steps, and with the allocator as it is."""
+    figures, not_run = {}, {}
+    for name in systems:
+        try:
+            ranks, as_it_is = run(name, work, place, "memory"), run(name, work, place, "resident")
+        except RankError as error:
+            not_run[name] = _reason(name, error)
+            continue
+        peaks = {key: _over_bare(ranks, key) for key in ("peak", "later_peak")}
+        figures[name] = {**peaks, "resident": _over_bare(as_it_is, "peak"), "parameters": ranks[0]["parameters"]}
+        print(f"memory: {name}", file=sys.stderr, flush=True)
+    return {"work": asdict(work), "systems": figures, "not_run": not_run}
+
+
+def _over_bare(ranks: list[dict], key: str) -> int:
+    return max(rank[key] - rank["bare"] for rank in ranks)
+
+
+def _reason(name: str, error: RankError) -> str:
+    """Why a peer has no figures; of ours it is an error."""
+    if SYSTEMS[name].is_ours:
+        raise error
+    print(error, file=sys.stderr, flush=True)
+    return str(error).splitlines()[-1]
 
 
 def in_turn(systems: list[str], number: int) -> list[str]:
@@ -168,18 +187,12 @@ def _times(runs: list[list[dict]]) -> list[float]:
     return [1e3 * max(statistics.median(rank["times"]) for rank in ranks) for ranks in runs]
 
 
-def _summary(runs: list[list[dict]], memory_run: list[dict], resident_run: list[dict], place: Place) -> dict:
+def _summary(runs: list[list[dict]], memory_run: list[dict], place: Place) -> dict:
     times = _times(runs)
-
-    def over_bare(ranks: list[dict], key: str) -> int:
-        return max(rank[key] - rank["bare"] for rank in ranks)
-
     return {
         "ms": statistics.median(times),
         "rounds_ms": times,
-        "memory": over_bare(memory_run, "peak"),
-        "later_memory": over_bare(memory_run, "later_peak"),
-        "resident": over_bare(resident_run, "peak"),
+        "memory": _over_bare(memory_run, "peak"),
         "sent": runs[-1][0]["sent"] / (len(runs[-1]) if place.is_shared else 1),
         "loss": [statistics.mean(rank["loss"] for rank in ranks) for ranks in runs],
         "parameters": runs[-1][0]["parameters"],

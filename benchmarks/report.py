@@ -42,6 +42,7 @@ class Report:
             "growth-ranks": self._growth_ranks,
             "checkpoints": self._checkpoints,
             "sharded-overheads": self._overheads,
+            "sharded-memory-60m-2": self._memory,
             "offload-peers": self._offload,
         }
         source = "growth" if name.startswith("growth") else name
@@ -59,18 +60,17 @@ class Report:
             return f"Not run: {found['not_run']['all']}.\n"
         fastest = min(row["ms"] for row in systems.values())
         rows = [
-            "| | ms/step | range | x fastest | memory, MB | later steps | resident | sent per step, MB |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| | ms/step | range | x fastest | memory, MB | sent per step, MB |",
+            "| --- | --- | --- | --- | --- | --- |",
         ]
         for system, row in systems.items():
             relative = row["ms"] / fastest
             rows.append(
                 f"| {_bold(SYSTEMS[system])} | {row['ms']:.0f} | {_range(row['rounds_ms'])} | {relative:.2f} "
-                f"| {row['memory'] / 1e6:.0f} | {_megabytes(row, 'later_memory')} | {_megabytes(row, 'resident')} "
-                f"| {row['sent'] / 1e6:.1f} |"
+                f"| {row['memory'] / 1e6:.0f} | {row['sent'] / 1e6:.1f} |"
             )
         for system, reason in found["not_run"].items():
-            rows.append(f"| {SYSTEMS[system].label} | not run: {reason.replace('|', '/')} | | | | | | |")
+            rows.append(f"| {SYSTEMS[system].label} | not run: {reason.replace('|', '/')} | | | | |")
         self.pictures[name] = bars(
             [SYSTEMS[system].label.replace("`", "") for system in systems],
             [(row["ms"], min(row["rounds_ms"]), max(row["rounds_ms"])) for row in systems.values()],
@@ -79,6 +79,20 @@ class Report:
         )
         title = f"{self._parameters(found) / 1e6:.1f}M parameters, {work['ranks']} ranks, batch {work['batch']} a rank"
         return f"![{title}](performance-{name}.svg)\n\n" + "\n".join(rows) + f"\n\n{self._formula(found)}\n"
+
+    def _memory(self, name: str) -> str:
+        found = self.results[name]
+        model = 4 * self._parameters(found)
+        rows = ["| | whole run, MB | later steps | resident | in models |", "| --- | --- | --- | --- | --- |"]
+        for system, row in found["systems"].items():
+            sizes = " | ".join(f"{row[key] / 1e6:.0f}" for key in ("peak", "later_peak", "resident"))
+            rows.append(f"| {_bold(SYSTEMS[system])} | {sizes} | {row['resident'] / model:.2f} |")
+        for system, reason in found["not_run"].items():
+            rows.append(f"| {SYSTEMS[system].label} | not run: {reason.replace('|', '/')} | | | |")
+        work = (
+            f"{model / 4e6:.1f}M parameters, {found['work']['ranks']} ranks, 3 steps; a model is {model / 1e6:.0f} MB."
+        )
+        return "\n".join(rows) + f"\n\n{work}\n"
 
     @staticmethod
     def _parameters(found: dict) -> int:
@@ -201,10 +215,6 @@ class Report:
 
 def _bold(system) -> str:
     return f"**{system.label}**" if system.is_ours else system.label
-
-
-def _megabytes(row: dict, key: str) -> str:
-    return f"{row[key] / 1e6:.0f}" if key in row else "-"  # older results lack it
 
 
 def _range(values: list[float]) -> str:

@@ -6,9 +6,9 @@
 Every system runs in fresh processes, in turn, for three rounds; with --full, those that come close to the fastest run
 for six more. A step's time is the median over a run's steps, on the slowest rank; the figure is the median over the
 rounds, and counts only if the final loss agrees with the others'. Memory is the peak of resident memory over the bare
-model, in a run of its own in which freed blocks go back to the system at once: of the whole run, and of its later
-steps. A second such run leaves the allocator as it is. Bytes are those that the network interface counted. One file of
-results for each row.
+model, in a run of its own in which freed blocks go back to the system at once. Rows of memory alone have that of the
+later steps beside that of the whole run, and of a run that leaves the allocator as it is. Bytes are those that the
+network interface counted. One file of results for each row.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import signal
 import sys
 
 import machine
-from harness import Place, Work, compare, run
+from harness import Place, Work, compare, compare_memory, run
 from links import cannot_make_links, private_loopback, slow_link
 from systems import OURS, SYSTEMS, TORCH
 
@@ -31,6 +31,7 @@ class Row:
     work: Work
     systems: list[str]
     link: str | None = None
+    is_of_memory: bool = False
     #: Left out unless every row is wanted, for the sake of time.
     long: tuple[str, ...] = ()
 
@@ -53,6 +54,7 @@ ROWS = {
     "10m-2": Row(_10M, [*PEERS, *OURS, *CPP], long=_SLOW),
     "conv-2": Row(_CONV, [*PEERS, *OURS], long=_SLOWER),
     "60m-2": Row(_60M, [*PEERS, *OURS, *CPP, *NARROW], long=_SLOWEST),
+    "memory-60m-2": Row(_60M, [*PEERS, *OURS, *CPP], is_of_memory=True, long=_SLOW),
     "overheads": Row(
         _10M,
         ["sgd", "adascale", "gradients", "gradients-scaled", "ddp", "ddp-scaled"],
@@ -66,13 +68,19 @@ ROWS = {
     "conv-2-1gbit": Row(_CONV, _LINK, "1gbit"),
     "tiny-2": Row(Work("tiny", ranks=2, batch=2, steps=2, rounds=1, more_rounds=0), [*PEERS, *OURS, *CPP]),
 }
-MAIN = ["10m-2", "conv-2", "60m-2", "overheads"]
+MAIN = ["10m-2", "conv-2", "60m-2", "memory-60m-2", "overheads"]
 FULL = [name for name in ROWS if name != "tiny-2"]
+
+#: Of a row, in bytes.
+SIZES = ("memory", "sent", "peak", "later_peak", "resident")
 
 
 def measure(name: str, row: Row) -> dict:
     if row.link and (reason := cannot_make_links()):
         return {"work": dataclasses.asdict(row.work), "systems": {}, "not_run": {"all": reason}}
+    if row.is_of_memory:
+        with private_loopback() as network:
+            return {"row": name, **compare_memory(row.systems, row.work, Place([network] * row.work.ranks))}
     if row.link:
         with slow_link(row.link) as networks:
             figures = compare(row.systems, row.work, Place(networks, "veth0", is_shared=False))
@@ -85,12 +93,13 @@ def measure(name: str, row: Row) -> dict:
 
 
 def printed(figures: dict) -> str:
-    heads = " ".join(f"{head:>8s}" for head in ("memory", "later", "resident", "sent", "loss"))
-    lines = [f"{'':18s} {'ms/step':>8s} {'range':>15s} {heads}"]
+    lines = []
     for name, row in figures["systems"].items():
-        low, high = min(row["rounds_ms"]), max(row["rounds_ms"])
-        sizes = " ".join(f"{row[key] / 1e6:8.1f}" for key in ("memory", "later_memory", "resident", "sent"))
-        lines.append(f"{name:18s} {row['ms']:8.1f} {low:7.1f}-{high:7.1f} {sizes} {row['loss'][-1]:8.5f}")
+        sizes = {key: f"{value / 1e6:.1f}" for key, value in row.items() if key in SIZES}
+        if "ms" in row:
+            sizes |= {"ms": f"{row['ms']:.1f}", "rounds": f"{min(row['rounds_ms']):.1f}-{max(row['rounds_ms']):.1f}"}
+            sizes |= {"loss": f"{row['loss'][-1]:.5f}"}
+        lines.append(f"{name:18s} " + "  ".join(f"{key} {value}" for key, value in sizes.items()))
     return "\n".join([*lines, *(f"{name}: not run: {reason}" for name, reason in figures["not_run"].items())])
 
 
@@ -109,7 +118,7 @@ def main() -> None:
     for name in options.rows or (FULL if options.full else MAIN):
         row = ROWS[name]
         systems = options.systems or [s for s in row.systems if options.full or s not in row.long]
-        row = Row(dataclasses.replace(row.work, **changes, **more), systems, row.link)
+        row = dataclasses.replace(row, work=dataclasses.replace(row.work, **changes, **more), systems=systems)
         figures = measure(name, row)
         print(f"{name}\n{printed(figures)}", flush=True)
         if not changes and (not options.systems or options.write) and name != "tiny-2":

@@ -28,16 +28,12 @@ std::vector<at::Tensor> without_owners(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
-/// For profilers, which show a collective from its start to its end, whatever thread ends it.
-std::string title_of(const Call& call) {
-  return c10::str("fairshard::", kind_name(call.kind), call.label.empty() ? "" : " ", call.label);
-}
-
 }  // namespace
 
 DirectWork::DirectWork(const Call& call, std::shared_ptr<Operation> operation, Deadline deadline,
                        const std::vector<at::Tensor>& results, Copies copies)
-    : c10d::Work(call.rank, op_type(call.kind), title_of(call).c_str()),
+    // Without a title for profilers, as in Round::post.
+    : c10d::Work(call.rank, op_type(call.kind)),
       call_(call),
       operation_(std::move(operation)),
       deadline_(deadline),

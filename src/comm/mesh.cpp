@@ -36,6 +36,13 @@ void check_ranks_per_node(int ranks, int ranks_per_node) {
                     ranks_per_node, " ranks each");
 }
 
+const Group& Mesh::replicas() const {
+  if (!replicas_) {
+    C10_THROW_ERROR(ValueError, "the mesh has no replicas");
+  }
+  return *replicas_;
+}
+
 Mesh::Mesh(Group all) : all_(std::move(all)), shards_(all_) {}
 
 Mesh::Mesh(const Group& all, int ranks_per_shard_group)

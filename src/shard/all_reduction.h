@@ -36,7 +36,7 @@ class AllReduction : public Reduction {
     at::Tensor wire;
     comm::Work work;
     /// What a communication hook has promised instead.
-    c10::intrusive_ptr<c10::ivalue::Future> promise = {};
+    c10::intrusive_ptr<c10::ivalue::Future> promise = nullptr;
   };
 
   Started run_hook(PendingBucket& bucket);

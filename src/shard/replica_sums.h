@@ -31,8 +31,9 @@ class ReplicaSums {
     std::string label;
     bool is_started = false;
     /// What travels, if it has another dtype.
-    at::Tensor wire = {};
-    comm::Work among_replicas = {};
+    // Said for aggregates that leave them out, of which the compiler warns.
+    at::Tensor wire = {};            // NOLINT(readability-redundant-member-init)
+    comm::Work among_replicas = {};  // NOLINT(readability-redundant-member-init)
   };
 
   explicit ReplicaSums(comm::Mesh mesh) : mesh_(std::move(mesh)) {}

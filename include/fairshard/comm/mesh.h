@@ -27,7 +27,7 @@ class Mesh {
   /// The ranks among which parameters are partitioned; usually those of a node.
   const Group& shards() const { return shards_; }
   /// The ranks that have the same part; usually one of each node. Only where has_replicas().
-  const Group& replicas() const { return *replicas_; }
+  const Group& replicas() const;
   bool has_replicas() const { return replicas_ && replicas_->size() > 1; }
   /// The number of this rank's shard group.
   int replica() const { return replicas_ ? replicas_->rank() : 0; }
