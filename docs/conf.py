@@ -16,6 +16,7 @@ html_show_copyright = False
 html_show_search_summary = False  # they would be fetched, which a browser refuses for files without a server
 myst_heading_anchors = 3
 
+autoapi_file_patterns = ["*.py"]  # and not the stubs of the extension, which is private
 autoapi_dirs = [ROOT / "python/fairshard"]
 autoapi_add_toctree_entry = False
 autoapi_options = ["members", "show-inheritance", "show-module-summary"]

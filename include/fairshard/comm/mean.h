@@ -9,7 +9,9 @@ namespace fairshard::comm {
 struct Weighted {
   /// Weight 1, so that a plain number is one of these.
   Weighted(double value, double weight = 1) : value(value), weight(weight) {}
+  /// The number.
   double value;
+  /// How much it counts.
   double weight;
 };
 

@@ -23,11 +23,13 @@ class Mesh {
   /// that have its place in the other shard groups. Local.
   Mesh(Group all, Group shards, Group replicas);
 
+  /// All ranks of the run.
   const Group& all() const { return all_; }
   /// The ranks among which parameters are partitioned; usually those of a node.
   const Group& shards() const { return shards_; }
   /// The ranks that have the same part; usually one of each node. Only where has_replicas().
   const Group& replicas() const;
+  /// Whether any other rank has the same part.
   bool has_replicas() const { return replicas_ && replicas_->size() > 1; }
   /// The number of this rank's shard group.
   int replica() const { return replicas_ ? replicas_->rank() : 0; }

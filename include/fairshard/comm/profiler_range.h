@@ -13,6 +13,7 @@ namespace fairshard::comm {
 /// what follows the prefix.
 class ProfilerRange {
  public:
+  /// Begins it.
   template <typename Name>
   explicit ProfilerRange(const Name& name) : record_(at::RecordScope::USER_SCOPE) {
     if (record_.isActive()) {

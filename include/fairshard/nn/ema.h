@@ -31,11 +31,12 @@ struct EmaOptions {
 ///   { const auto applied = ema.apply(); evaluate(...); }
 class Ema {
  public:
-  /// The module, its holder or a shared_ptr, which whose parameters stay the same. Begins
-  /// with its weights as they are.
+  /// The module, its holder or a shared_ptr, whose parameters stay the same. Begins with its
+  /// weights as they are.
   template <AnyModule Module>
   explicit Ema(const Module& module, const EmaOptions& options = {})
       : Ema(module_of(module), options) {}
+  /// The same.
   explicit Ema(torch::nn::Module& module, const EmaOptions& options = {});
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
@@ -45,12 +46,14 @@ class Ema {
   void update();
   /// How often that was done.
   int64_t updates() const { return updates_; }
+  /// For a run that goes on.
   void set_updates(int64_t updates) { updates_ = updates; }
 
   /// While it lives, the module has the averages in place of its weights; then its own bits again.
   /// To evaluate: nothing may step meanwhile.
   class Applied {
    public:
+    /// See apply().
     explicit Applied(Ema& ema) : ema_(ema) { ema_.put_averages(); }
     ~Applied() { ema_.put_back(); }
     Applied(const Applied&) = delete;
@@ -68,6 +71,7 @@ class Ema {
   void copy_to(const Module& module) const {
     copy_to(module_of(module));
   }
+  /// The same.
   void copy_to(torch::nn::Module& module) const;
 
   /// By the parameters' names.

@@ -19,6 +19,7 @@ namespace fairshard {
 ///   ShardedDataParallel parallel(group, model, optimizer);
 class JitModuleImpl : public torch::nn::Module {
  public:
+  /// Takes its parameters, buffers and submodules.
   explicit JitModuleImpl(torch::jit::Module module);
 
   /// Runs its forward, which must return a tensor.

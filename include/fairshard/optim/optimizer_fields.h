@@ -16,8 +16,11 @@ namespace fairshard {
 /// A part of the state of one parameter: a tensor, or a count of steps. A tensor has an element for
 /// each of the parameter's, unless its name is "step".
 struct StateField {
+  /// As in a checkpoint, for instance "exp_avg".
   const char* name;
+  /// Where the tensor is, if it is one.
   at::Tensor* tensor = nullptr;
+  /// Where the count is, if it is one.
   int64_t* count = nullptr;
   /// Whether a state without it is of no use.
   bool is_required = true;
@@ -25,7 +28,9 @@ struct StateField {
 
 /// An option of a parameter group, where it stands.
 struct OptionField {
+  /// As in a checkpoint, for instance "lr".
   const char* name;
+  /// Where it is.
   std::variant<double*, int64_t*, bool*, std::tuple<double, double>*> value;
 };
 
