@@ -6,6 +6,7 @@
 #include "reduce.h"
 #include "work_state.h"
 #include <fairshard/comm/collectives.h>
+#include <fairshard/comm/profiler_range.h>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -84,6 +85,7 @@ class Starter {
     auto work = std::make_shared<Work::State>();
     work->group = state;
     work->name = c10::str(name_, label_.empty() ? "" : " ", label_);
+    const ProfilerRange range([&] { return work->name; });
     if (!state->route(output.device().type())) {
       const bool is_in_place = output.is_same(input);
       work->result = output;
