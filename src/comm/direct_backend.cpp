@@ -38,7 +38,10 @@ DirectBackend::~DirectBackend() {
 
 BackendPtr DirectBackend::over_gloo(const StorePtr& store, int rank, int size,
                                     const std::string& bind, std::chrono::milliseconds timeout) {
-  return c10::make_intrusive<DirectBackend>(make_gloo(store, rank, size, bind, timeout), bind);
+  auto transport = make_gloo(store, rank, size, bind, timeout);
+  // A rank that is connected might leave while its peers are still connecting to it.
+  transport->barrier()->wait();
+  return c10::make_intrusive<DirectBackend>(std::move(transport), bind);
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> DirectBackend::getBackendOptions() {

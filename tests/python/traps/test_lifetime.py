@@ -182,10 +182,12 @@ def test_a_forked_process_frees_the_process_group(run_ranks):
 def test_a_forked_process_frees_an_offloaded_model_and_its_stepping_threads():
     model = big()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    held = [OffloadModel(model, torch.device("cpu"), optimizer=optimizer, optimizer_threads=2)]
+    # All that leads to its threads, and no other name for them: the child must be the one to end them.
+    held = [OffloadModel(model, torch.device("cpu"), optimizer=optimizer, optimizer_threads=2), optimizer]
+    del model, optimizer
     for _ in range(2):
         loss_of(held[0](torch.ones(2, 10))).backward()
-        optimizer.step()
+        held[1].step()
         free_in_child(held)
 
 
