@@ -14,7 +14,7 @@ import torch.distributed.checkpoint.state_dict as _torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fairshard.checkpoint._dcp_shards import shards_of
+from fairshard.checkpoint._dcp_shards import shards_to_fill
 from fairshard.checkpoint._dcp_storage import StorageReader, StorageWriter
 from fairshard.optim import OSS
 
@@ -72,7 +72,7 @@ def _state_of(oss: OSS, names: dict[torch.Tensor, str]) -> dict:
     for group in oss.param_groups:
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         groups.append({**options, "params": [_name_of(p, names) for p in group["params"]]})
-    return {"state": {_name_of(p, names): fields for p, fields in shards_of(oss).items()}, "param_groups": groups}
+    return {"state": {_name_of(p, names): fields for p, fields in shards_to_fill(oss).items()}, "param_groups": groups}
 
 
 def _name_of(parameter: torch.Tensor, names: dict[torch.Tensor, str]) -> str:

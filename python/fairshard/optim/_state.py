@@ -43,13 +43,13 @@ def is_same(ours: dict[int, dict], theirs: dict) -> bool:
     )
 
 
-def _numbers(oss: "OSS") -> dict[torch.Tensor, int]:
+def places_of(oss: "OSS") -> dict[torch.Tensor, int]:
     """The number of each parameter in a torch state dict."""
     tensors = [tensor for group in oss.param_groups for tensor in group["params"]]
     return {tensor: number for number, tensor in reversed(list(enumerate(tensors)))}
 
 
-def _in_memory_order(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def in_memory_order(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The elements of ``value`` in the order in which those of ``like`` lie in memory."""
     if value.stride() != like.stride():
         value = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
@@ -97,14 +97,14 @@ def _cut(key: str, value: Any, entry: Any) -> Any:
     if hasattr(value, "local_part"):  # of torch.distributed.checkpoint: this rank's already
         return value.local_part(entry)
     if torch.is_tensor(value) and value.shape == parameter.shape and key != "step":
-        flat = _in_memory_order(value, parameter)[piece.begin : piece.end].clone()
+        flat = in_memory_order(value, parameter)[piece.begin : piece.end].clone()
         return flat.as_strided(entry.values.shape, entry.values.stride())
     return copy.deepcopy(value)
 
 
 def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
     """The states of all parameters, on ranks that are recipients. Collective; one bucket and key at a time."""
-    numbers = _numbers(oss)
+    places = places_of(oss)
     whole: dict[int, dict] = {}
     entries = oss.entries
     for part in oss.sharded_step.flat_groups:
@@ -112,23 +112,24 @@ def consolidate(oss: "OSS", is_recipient: bool) -> dict | None:
     for number, part in enumerate(oss.sharded_step.flat_groups):
         parameters = part.parameters
         pieces = [part.slices_of(rank) for rank in range(oss.group.size)]
-        owned = [(entry, _with_master(oss, entry)) for entry in entries if entry.flat_group == number]
+        owned = [(entry, with_master(oss, entry)) for entry in entries if entry.flat_group == number]
         for bucket in range(part.buckets):
             own = [(entry, state) for entry, state in owned if state and entry.slice.bucket == bucket]
             kinds = _agree_on_kinds(oss.group, own)
             found = _gather_rest(oss.group, own, kinds)
             for index, values in found.items():
-                whole[numbers[parameters[index]]] = values
+                whole[places[parameters[index]]] = values
             for key, dtype in sorted({(key, dtype) for (_, key), dtype in kinds.items() if dtype}, key=str):
                 gathered = _gather_key(oss.group, part, bucket, key, dtype, own)
                 if is_recipient:
                     like = {index: parameters[index] for index in found if kinds.get((index, key)) == dtype}
                     for index, value in _assemble(part.bounds(bucket), bucket, pieces, gathered, like).items():
-                        whole[numbers[parameters[index]]][key] = value
+                        whole[places[parameters[index]]][key] = value
     return dict(sorted(whole.items())) if is_recipient else None
 
 
-def _with_master(oss: "OSS", entry: Any) -> dict:
+def with_master(oss: "OSS", entry: Any) -> dict:
+    """The state of a slice of this rank's, and what it has in full precision."""
     state = oss.optim.state.get(entry.values) or {}
     return {**state, MASTER: entry.values} if entry.has_master and has_state(oss) else state
 
@@ -173,7 +174,7 @@ def _gather_key(group: comm.Group, part: Any, bucket: int, key: str, dtype: torc
     for entry, state in own:
         if torch.is_tensor(state.get(key)) and state[key].shape == entry.values.shape:
             offset, length = entry.slice.offset, entry.slice.end - entry.slice.begin
-            values[offset : offset + length] = _in_memory_order(state[key], entry.values)
+            values[offset : offset + length] = in_memory_order(state[key], entry.values)
     gathered = torch.empty(bounds[-1], dtype=dtype, device=device)
     comm.all_gather(group, gathered, values, f"optimizer state {key}", bounds).wait()
     return gathered

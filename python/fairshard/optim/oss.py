@@ -3,6 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,8 @@ from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.optim import _state
 from fairshard.optim._numbers import numbers_of, set_numbers
+from fairshard.optim._partition import class_of_steps, needs_whole_tensors
+from fairshard.optim._shards import shards_of
 from fairshard.optim._twin import Twin
 from fairshard.optim.grad_scaler import scaler_of
 
@@ -94,7 +97,7 @@ class OSS(torch.optim.Optimizer):
     ) -> None:
         self._mesh = comm.Mesh(group, mesh)
         self._group = self._mesh.shards
-        self._whole_tensors = _needs_whole_tensors(_class_of_steps(optim, default), partition)
+        self._whole_tensors = needs_whole_tensors(class_of_steps(optim, default), partition)
         self._step_in_backward = step_in_backward
         self._overlap_gather = overlap_gather
         self._sharded_step = _shard.ShardedStep(
@@ -190,7 +193,7 @@ class OSS(torch.optim.Optimizer):
             return loss
         if kwargs and self._step_in_backward:
             raise TypeError(f"OSS: step() cannot hand {', '.join(kwargs)} to steps that are taken in backward")
-        if _ids(self.param_groups) != self._sharded_ids:
+        if not _are_same(self._sharded_parameters, [group["params"] for group in self.param_groups]):
             raise RuntimeError(
                 "OSS: the parameters in param_groups are not those that were sharded. Options may be changed there; "
                 "for more parameters there is add_param_group(), and for fewer another OSS"
@@ -270,30 +273,37 @@ class OSS(torch.optim.Optimizer):
         self.wait_for_parameters()
         self._groups_to_base()
         state = _state.consolidate(self, recipient_rank in (-1, self._mesh.all.rank))
-        self._consolidated = None if state is None else {"state": state}
-        if state is not None and hasattr(self._base, "shared_state"):
-            self._consolidated["adascale"] = self._base.shared_state()
+        self._consolidated = None if state is None else self._with_shared_state(state)
 
     def state_dict(self, all_ranks: bool = False) -> dict:
-        """The consolidated state, in the form of the plain torch optimizer's.
+        """The state in the form of the plain torch optimizer's.
 
-        With ``all_ranks`` it is consolidated now, and on all ranks: then every rank calls this. Without,
-        :meth:`consolidate_state_dict` comes first, after the last step.
+        It is whole on ranks for which it was consolidated after the last step. Elsewhere its tensors are those of which
+        this rank has only a part: for ``load_state_dict()`` of this OSS and for torch.distributed.checkpoint, while
+        ``torch.save`` and arithmetic refuse them. With ``all_ranks`` it is consolidated now, and on all ranks: then
+        every rank calls this.
         """
         if all_ranks:
             self.consolidate_state_dict(-1)
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        if self._consolidated is None and _state.has_state(self):
-            raise RuntimeError(
-                "the optimizer's state is spread over the ranks: call consolidate_state_dict() on all of them first, "
-                "and state_dict() on the recipient rank"
-            )
         # Of its own, since callers give other names to parameters. Before the first step there is nothing more.
-        state = {**_state.without_state(self), **{k: dict(v) for k, v in (self._consolidated or {}).items()}}
+        state = {**_state.without_state(self), **{k: dict(v) for k, v in self._whole_or_own_state().items()}}
         for hook in self._optimizer_state_dict_post_hooks.values():
             state = _or_before(hook(self, state), state)
         return state
+
+    def _whole_or_own_state(self) -> dict[str, dict]:
+        if self._consolidated is not None:
+            return self._consolidated
+        self._groups_to_base()
+        places = _state.places_of(self)
+        return self._with_shared_state({places[parameter]: own for parameter, own in shards_of(self).items()})
+
+    def _with_shared_state(self, state: dict) -> dict[str, dict]:
+        """A state, and what all ranks have in common, where the base optimizer is an AdaScale."""
+        shared = {"adascale": self._base.shared_state()} if hasattr(self._base, "shared_state") else {}
+        return {"state": state, **shared}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Takes this rank's share of a plain torch optimizer's state, or of a consolidated one.
@@ -349,7 +359,7 @@ class OSS(torch.optim.Optimizer):
             tensors += group["params"]
             numbers += [number] * len(group["params"])
         self._sharded_step.add(names, tensors, numbers, len(groups))
-        self._sharded_ids = _ids(self.param_groups)
+        self._sharded_parameters = [list(group["params"]) for group in self.param_groups]
         self._layout_version = -1
 
     def _sliced_groups(self, groups: list[dict]) -> list[dict]:
@@ -383,8 +393,9 @@ def _weak(method: Callable, owner: Any = None) -> Callable:
     return lambda *arguments: function(reference(), *arguments)
 
 
-def _ids(groups: list[dict]) -> list[list[int]]:
-    return [[id(parameter) for parameter in group["params"]] for group in groups]
+def _are_same(ours: list[list], theirs: list[list]) -> bool:
+    """Whether two lists of lists are made of the very same objects."""
+    return len(ours) == len(theirs) and all(len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(ours, theirs))
 
 
 def _or_before(result: Any, before: Any) -> Any:
@@ -395,24 +406,3 @@ def _or_before(result: Any, before: Any) -> Any:
 def _copy_options(source: list[dict], target: list[dict]) -> None:
     for a, b in zip(source, target, strict=True):
         b.update({key: value for key, value in a.items() if key not in ("params", "param_names")})
-
-
-def _class_of_steps(optim: type, options: dict) -> type:
-    """The class that does the arithmetic, if ``optim`` is one that wraps another."""
-    return optim.class_of_steps(options) if hasattr(optim, "class_of_steps") else optim
-
-
-def _needs_whole_tensors(optim: type, partition: str) -> bool:
-    if partition not in ("auto", "even", "tensor"):
-        raise ValueError(f"OSS: partition is {partition!r}, but must be 'auto', 'even' or 'tensor'")
-    if issubclass(optim, torch.optim.LBFGS):
-        raise NotImplementedError("OSS: LBFGS looks at all parameters together, so that its state cannot be sharded")
-    if issubclass(optim, torch.optim.SparseAdam):
-        raise NotImplementedError("OSS: SparseAdam needs sparse gradients, which cannot be sharded")
-    is_torch = getattr(torch.optim, optim.__name__, None) is optim
-    is_element_wise = is_torch and _shard.is_element_wise(optim.__name__)
-    if partition == "even" and is_torch and not is_element_wise:
-        raise ValueError(
-            f"OSS: {optim.__name__} looks at whole tensors, which partition='even' would split: use 'tensor'"
-        )
-    return partition == "tensor" or (partition == "auto" and not is_element_wise)

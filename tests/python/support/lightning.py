@@ -87,7 +87,8 @@ class Adversaries(pl.LightningModule):
 
 def fit(strategy, model=None, path=None, **options) -> tuple[pl.Trainer, pl.LightningModule]:
     model = model or Model()
-    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", **{**QUIET, "devices": 2, "max_epochs": 2, **options})
+    options = {**QUIET, "devices": dist.get_world_size(), "max_epochs": 2, **options}
+    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", **options)
     trainer.fit(model, data(), data(5) if hasattr(model, "losses") else None, ckpt_path=path)
     return trainer, model
 

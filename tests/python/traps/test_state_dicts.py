@@ -1,11 +1,13 @@
 """State dicts of models within models, and of optimizers, as torch and torch.distributed.checkpoint handle them."""
 
 import copy
+import io
 
 import pytest
 import torch
 import torch.distributed.checkpoint.state_dict as dcp
 from torch import nn
+from torch.distributed import checkpoint
 
 from fairshard.experimental.nn import OffloadModel
 from support.models import mlp
@@ -113,28 +115,30 @@ def flat(state):
     return {(name, key): value for name, values in state.get("state", {}).items() for key, value in values.items()}
 
 
-def _distributed_checkpoint(rank, world_size, mode, is_consolidated):
+def _distributed_checkpoint(rank, world_size, mode, is_consolidated, folder):
     """Asking for the state changes nothing, and gives what it gives for DDP and torch's optimizer."""
     (parallel, optimizer), (plain, plain_optimizer) = trained(rank, mode)
     expected_model, expected = copy.deepcopy(dcp.get_state_dict(plain, plain_optimizer))
     if is_consolidated:
         optimizer.consolidate_state_dict(-1)
-    found = []
-    reason = said(lambda: found.extend(dcp.get_state_dict(parallel, optimizer)), "consolidate_state_dict")
-    assert not is_consolidated or reason is None
+    found_model, found = dcp.get_state_dict(parallel, optimizer)
+    assert found_model.keys() == expected_model.keys() and found["param_groups"] == expected["param_groups"]
+    if not is_consolidated:  # each rank has its own part, and files of all parts have the whole
+        checkpoint.save(found, checkpoint_id=folder)
+        found = copy.deepcopy(expected)
+        for value in flat(found).values():
+            value.zero_()
+        checkpoint.load(found, checkpoint_id=folder)
+    torch.testing.assert_close(flat(found), flat(expected), rtol=0, atol=0, check_device=False)
     train(plain, plain_optimizer, rank, steps=range(3, 6))
     train(parallel, optimizer, rank, steps=range(3, 6))
     assert_same(parallel, plain, "asking for the state has changed training")
-    if reason is None:
-        assert found[0].keys() == expected_model.keys()
-        assert found[1]["state"].keys() == expected["state"].keys()
-        torch.testing.assert_close(flat(found[1]), flat(expected), rtol=0, atol=0, check_device=False)
 
 
 @pytest.mark.parametrize("mode", ["gradients", "optimizer", "overlap_gather", "release_parameters+overlap_gather"])
 @pytest.mark.parametrize("is_consolidated", [True, False], ids=["consolidated", "spread"])
-def test_distributed_checkpoint_gets_the_state(run_ranks, mode, is_consolidated):
-    run_ranks(2, _distributed_checkpoint, mode, is_consolidated)
+def test_distributed_checkpoint_gets_the_state(run_ranks, mode, is_consolidated, tmp_path):
+    run_ranks(2, _distributed_checkpoint, mode, is_consolidated, tmp_path)
 
 
 def _set_state(rank, world_size, mode, source):
@@ -201,8 +205,27 @@ def _asked_late(rank, world_size):
     assert optimizer.state_dict()["state"]
     train(parallel, optimizer, rank, steps=[3])
     with pytest.raises(RuntimeError, match="consolidate_state_dict"):
-        optimizer.state_dict()
+        torch.save(optimizer.state_dict(), io.BytesIO())
 
 
-def test_a_state_of_before_the_last_step_is_refused(run_ranks):
+def test_a_state_of_before_the_last_step_is_not_saved(run_ranks):
     run_ranks(2, _asked_late)
+
+
+def _own_part(rank, world_size, mode):
+    """What state_dict() gives without consolidation takes the optimizer back to where it was."""
+    (parallel, optimizer), _ = trained(rank, mode)
+    model, state = copy.deepcopy(parallel.state_dict()), copy.deepcopy(optimizer.state_dict())
+    optimizer.consolidate_state_dict(-1)
+    before = copy.deepcopy(optimizer.state_dict())
+    assert state["param_groups"] == before["param_groups"]
+    train(parallel, optimizer, rank, steps=[3])
+    parallel.load_state_dict(model)
+    optimizer.load_state_dict(state)
+    optimizer.consolidate_state_dict(-1)
+    torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["optimizer", "gradients", "overlap_gather", "step_in_backward"])
+def test_a_rank_s_own_part_can_be_loaded_back(run_ranks, mode):
+    run_ranks(2, _own_part, mode)

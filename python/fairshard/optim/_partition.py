@@ -1,0 +1,27 @@
+"""How the parameters of an OSS are partitioned, by the class of its base optimizer."""
+
+import torch
+
+from fairshard._core import shard as _shard
+
+
+def class_of_steps(optim: type, options: dict) -> type:
+    """The class that does the arithmetic, if ``optim`` is one that wraps another."""
+    return optim.class_of_steps(options) if hasattr(optim, "class_of_steps") else optim
+
+
+def needs_whole_tensors(optim: type, partition: str) -> bool:
+    """Whether slices are whole parameters, for a class that does the arithmetic; see OSS about ``partition``."""
+    if partition not in ("auto", "even", "tensor"):
+        raise ValueError(f"OSS: partition is {partition!r}, but must be 'auto', 'even' or 'tensor'")
+    if issubclass(optim, torch.optim.LBFGS):
+        raise NotImplementedError("OSS: LBFGS looks at all parameters together, so that its state cannot be sharded")
+    if issubclass(optim, torch.optim.SparseAdam):
+        raise NotImplementedError("OSS: SparseAdam needs sparse gradients, which cannot be sharded")
+    is_torch = getattr(torch.optim, optim.__name__, None) is optim
+    is_element_wise = is_torch and _shard.is_element_wise(optim.__name__)
+    if partition == "even" and is_torch and not is_element_wise:
+        raise ValueError(
+            f"OSS: {optim.__name__} looks at whole tensors, which partition='even' would split: use 'tensor'"
+        )
+    return partition == "tensor" or (partition == "auto" and not is_element_wise)
