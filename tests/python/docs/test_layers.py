@@ -63,6 +63,8 @@ def with_line(name, line):
         ("src/checkpoint/checkpoint.cpp", '#include "../nn/second_run.h"', ("checkpoint/", "nn/second_run.h")),
         ("include/fairshard/checkpoint.h", "  #  include <fairshard/page/pager.h>", ("checkpoint/", "page/")),
         ("python/src/shard.cpp", "#include <fairshard/optim/oss.h>", ("python/src/", "optim/")),
+        ("models/model.cpp", "#include <fairshard/optim/oss.h>", ("models/", "optim/")),
+        ("models/gpt2.cpp", '#include "../cli/buckets.h"', ("models/", "cli/")),
         ("cli/main.cpp", '#include "../src/store/files.h"', ("cli/", "store/files.h")),
     ],
 )

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from support import pages
-from support.pages import ROOT, TOOLS
+from support.pages import CPP_TOOLS, ROOT, TOOLS
 from support.programs import run_python
 
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOLS + CPP_TOOLS)
 def test_a_tool_has_the_outline(name):
     headings = list(pages.sections(pages.read(name)))
     assert headings[: len(pages.OUTLINE)] == pages.OUTLINE
@@ -55,12 +55,13 @@ def headers_of(text):
     while todo:
         for name in re.findall(r"#include [<\"](fairshard/[\w/]+\.h)[>\"]", todo.pop()):
             if name not in found:
-                found[name] = (ROOT / "include" / name).read_text()
+                folder = "models/include" if name.startswith("fairshard/models/") else "include"
+                found[name] = (ROOT / folder / name).read_text()
                 todo.append(found[name])
     return "\n".join(found.values())
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOLS + CPP_TOOLS)
 def test_a_first_program_includes_what_it_names(name):
     """The compiler does not see that: the programs are compiled as one."""
     program = pages.first_program(name, "cpp")
@@ -78,6 +79,11 @@ def test_a_first_program_learns(name, language, tmp_path):
     assert float(last) < 0.5 * float(first)
 
 
+@pytest.mark.parametrize("name", CPP_TOOLS)
+def test_a_first_program_in_cpp_learns(name, tmp_path):
+    test_a_first_program_learns(name, "cpp", tmp_path)
+
+
 @pytest.mark.parametrize("language", ["python", "cpp"])
 def test_the_first_program_of_comm_sums(language, tmp_path):
     assert "the sum is 3" in run("comm", language, tmp_path)
@@ -91,14 +97,14 @@ def test_the_first_program_of_checkpoints_goes_on(tmp_path):
 
 def source_text():
     """All that our sources say: strings that stand beside each other are one."""
-    files = [file for folder in ("src", "include", "python", "cli") for file in (ROOT / folder).rglob("*")]
+    files = [file for folder in ("src", "include", "python", "models", "cli") for file in (ROOT / folder).rglob("*")]
     text = "\n".join(file.read_text() for file in files if file.suffix in (".cpp", ".h", ".py"))
     return re.sub(r'"\s*\n\s*f?"', "", text)
 
 
 def test_messages_are_those_of_the_sources():
     text = source_text()
-    for name in TOOLS:
+    for name in TOOLS + CPP_TOOLS:
         rows = re.findall(r"^\| `(.+?)` \|", pages.sections(pages.read(name))["Failure messages"], flags=re.M)
         assert len(rows) >= 5
         for message in rows:
@@ -114,7 +120,7 @@ def test_the_first_program_of_the_readme_runs(tmp_path):
 def test_paths_in_the_text_exist():
     for page in PAGES:
         for path in re.findall(
-            r"`((?:benchmarks|examples|tests|scripts|docs|include|src|python)/[\w./-]+)`", page.read_text()
+            r"`((?:benchmarks|examples|tests|scripts|docs|include|src|python|models)/[\w./-]+)`", page.read_text()
         ):
             assert Path(ROOT / path).exists(), f"{page.name}: {path}"
 

@@ -40,8 +40,8 @@ def upward_edges(table: dict[str, list[str]]) -> set[Edge]:
 
 
 def sources(root: Path) -> dict[Path, str]:
-    """Our C++ of the library, the bindings and the program, without others' declarations."""
-    files = (f for top in ("include", "src", "python/src", "cli") for f in sorted((root / top).rglob("*")))
+    """Our C++ of the library, the bindings, the models and the program, without others' declarations."""
+    files = (f for top in ("include", "src", "python/src", "models", "cli") for f in sorted((root / top).rglob("*")))
     return {
         f.relative_to(root): f.read_text()
         for f in files
@@ -55,7 +55,7 @@ def folder_of(file: Path) -> str:
         return file.parts[2].removesuffix(".h") + "/"
     if file.parts[0] == "src":
         return file.parts[1] + "/"
-    return "cli/" if file.parts[0] == "cli" else "python/src/"
+    return f"{file.parts[0]}/" if file.parts[0] in ("models", "cli") else "python/src/"
 
 
 def _includes(text: str) -> Iterator[tuple[bool, str]]:
@@ -66,7 +66,9 @@ def _includes(text: str) -> Iterator[tuple[bool, str]]:
 def _included_file(file: Path, is_quoted: bool, name: str, files: Iterable[Path]) -> Path | None:
     """Which of our files an include means, if any."""
     beside = Path(*_without_dots((*file.parts[:-1], *Path(name).parts)))
-    candidates = [Path("include", name)] + ([beside, Path("cli", name)] if is_quoted else [])
+    candidates = [Path("include", name), Path("models/include", name)] + (
+        [beside, Path("cli", name)] if is_quoted else []
+    )
     return next((f for f in candidates if f in files), None)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 #: The pages of tools, which have one outline.
 TOOLS = ("sharding", "mixed_precision", "adascale", "offload", "outer", "checkpoints", "comm")
+#: The same of what there is in C++ alone.
+CPP_TOOLS = ("models",)
 OUTLINE = ["What it is for", "When not to use it", "First program", "Options", "Cost", "Failure messages"]
 
 
@@ -48,7 +50,7 @@ def write(file: Path, text: str) -> None:
 def joined_programs() -> str:
     """All tools' programs in one source: LibTorch's headers take the compiler seconds, and the rest a moment."""
     includes, programs, choices = [], [], []
-    for name in TOOLS:
+    for name in TOOLS + CPP_TOOLS:
         lines = first_program(name, "cpp").splitlines()
         includes += [line for line in lines if line.startswith("#include")]
         body = "\n".join(line for line in lines if line not in includes)
