@@ -15,11 +15,15 @@ namespace fairshard::outer {
 
 class Synchroniser::Impl {
  public:
-  Impl(Nodes nodes, const Parameters& parameters, const OuterOptions& options);
+  /// `is_partitioned`: parameters are slices that this rank owns, and no other of its node.
+  Impl(Nodes nodes, const OuterOptions& options, bool is_partitioned);
 
   StepResult step(const StepInput& input);
+  bool is_due() const;
   void average(const std::vector<at::Tensor>& masters);
   void add(const Parameters& parameters);
+  void add(const std::vector<NodeSlice>& slices);
+  bool is_trained(size_t parameter) const { return wholes_[parameter].requires_grad(); }
   OuterState state();
   void load_state(const OuterState& state);
 
@@ -32,8 +36,15 @@ class Synchroniser::Impl {
  private:
   friend class Synchroniser;
 
+  /// How many ranks of a node divide each of its buckets, and which of them this is.
+  int parts() const { return is_partitioned_ ? 1 : nodes.intra_node().size(); }
+  int part() const { return is_partitioned_ ? 0 : nodes.intra_node().rank(); }
+
+  void take(const Parameters& more, const std::vector<at::Tensor>& wholes);
+  std::vector<int> changed_fragments(int64_t call) const;
   void check_input(const StepInput& input) const;
   void make_buffers(OuterBucket& bucket);
+  bool has_trained(const OuterBucket& bucket) const;
   bool needs_sync(OuterBucket& bucket) const;
   bool sends_differences() const;
   std::string label_of(const OuterBucket& bucket) const;
@@ -52,6 +63,9 @@ class Synchroniser::Impl {
 
   std::map<std::string, at::Tensor> named_buffers() const;
 
+  bool is_partitioned_;
+  /// What the user has of each parameter.
+  std::vector<at::Tensor> wholes_;
   Schedule schedule_;
   std::unique_ptr<OuterOptimizer> optimizer_;
   std::vector<OuterBucket> buckets_;

@@ -32,7 +32,8 @@ BAD = [
 # Pairs of options that make no sense together: both are named.
 CONFLICTS = [
     ({"slowmo": True, "diloco": True, "ranks": 2}, "--slowmo", "--diloco"),
-    ({"slowmo": True, "shard": "gradients", "ranks": 2}, "--slowmo", "--shard"),
+    ({"slowmo": True, "shard": "optimizer", "ranks": 2}, "--slowmo", "--shard"),
+    ({"slowmo": True, "step_in_backward": True, "ranks": 2}, "--step-in-backward", "--shard gradients"),
     ({"diloco": True, "shard": "optimizer", "ranks": 2}, "--diloco", "--shard"),
     ({"slowmo": True, "offload": 2, "ranks": 2}, "--slowmo", "--offload"),
     ({"diloco": True, "adascale": True, "ranks": 2}, "--diloco", "--adascale"),
