@@ -102,9 +102,9 @@ std::vector<NodeSlice> ShardedNode::take_slices() {
     for (const shard::Slice& slice : group.slices()) {
       const shard::Parameter& parameter = group.parameters()[slice.piece.parameter];
       const auto name = names_.find(parameter.tensor.unsafeGetTensorImpl());
-      result.push_back({c10::str(name == names_.end() ? parameter.name : name->second, "[",
-                                 slice.piece.begin, ":", slice.piece.end, "]"),
-                        slice.values, parameter.tensor, fragment_of(parameter.tensor)});
+      result.push_back({name == names_.end() ? parameter.name : name->second, slice.piece.begin,
+                        slice.piece.end, slice.values, parameter.tensor,
+                        fragment_of(parameter.tensor)});
     }
   }
   return result;

@@ -1,28 +1,15 @@
 #include "synchroniser_impl.h"
 #include <fairshard/comm/profiler_range.h>
-#include <fairshard/shard/agree.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace fairshard::outer {
-
-std::vector<int64_t> fragments_of(const Parameters& parameters, int fragments) {
-  Parameters all = parameters;
-  assign_fragments(all, fragments);
-  std::vector<int64_t> result;
-  result.reserve(all.size());
-  for (const auto& parameter : all) {
-    result.push_back(parameter.group);
-  }
-  return result;
-}
 
 Synchroniser::Impl::Impl(Nodes nodes_, const OuterOptions& options_, bool is_partitioned)
     : nodes(std::move(nodes_)),
@@ -33,70 +20,6 @@ Synchroniser::Impl::Impl(Nodes nodes_, const OuterOptions& options_, bool is_par
   if (options.base() == BaseAlgorithm::kSgp) {
     gossip =
         std::make_unique<PushSum>(nodes.inter_node(), options.graph(), options.overlap_gossip());
-  }
-}
-
-void Synchroniser::Impl::add(const Parameters& more) {
-  Parameters selected = select_parameters(more);
-  TORCH_CHECK_VALUE(!selected.empty(), "there are no parameters to synchronise");
-  const auto count = static_cast<int>(selected.size());
-  assign_fragments(selected,
-                   parameters.empty() ? options.fragments() : std::min(options.fragments(), count));
-  std::vector<at::Tensor> wholes;
-  wholes.reserve(selected.size());
-  for (const auto& parameter : selected) {
-    wholes.push_back(parameter.tensor);
-  }
-  take(selected, wholes);
-}
-
-/// There may be none: of a small model some ranks own nothing. What is frozen has buckets of its
-/// own, as layouts give them to whole parameters.
-void Synchroniser::Impl::add(const std::vector<NodeSlice>& slices) {
-  for (const bool is_trained : {true, false}) {
-    Parameters own;
-    std::vector<at::Tensor> wholes;
-    for (const NodeSlice& slice : slices) {
-      if (slice.parameter.requires_grad() == is_trained) {
-        own.push_back({slice.name, slice.values, slice.fragment});
-        wholes.push_back(slice.parameter);
-      }
-    }
-    take(own, wholes);
-  }
-}
-
-void Synchroniser::Impl::take(const Parameters& more, const std::vector<at::Tensor>& wholes) {
-  const at::NoGradGuard no_grad;
-  if (report.calls > 0 && gossip) {
-    average({});  // new parameters have no share in what is under way
-  }
-  const size_t first = parameters.size();
-  shard::check_same_parameters(nodes.inter_node(), more);
-  parameters.insert(parameters.end(), more.begin(), more.end());
-  wholes_.insert(wholes_.end(), wholes.begin(), wholes.end());
-  if (more.empty()) {
-    return;
-  }
-  for (OuterBucket& bucket : lay_out(parameters, first, part(), parts(), options)) {
-    bucket.is_frozen = !has_trained(bucket);
-    make_buffers(bucket);
-    buckets_.push_back(std::move(bucket));
-  }
-}
-
-void Synchroniser::Impl::make_buffers(OuterBucket& bucket) {
-  const at::Device device = state_device(bucket);
-  const int64_t begin = options.shard_buffers() ? bucket.begin : 0;
-  const int64_t end = options.shard_buffers() ? bucket.end : bucket.length();
-  if (optimizer_->uses_outer() || sends_differences()) {
-    bucket.outer = pack(bucket, parameters, {}, begin, end).to(device);
-  }
-  if (optimizer_->uses_momentum()) {
-    bucket.momentum = at::zeros_like(bucket.outer);
-  }
-  if (sends_differences()) {
-    bucket.error = at::zeros_like(own_outer(bucket));
   }
 }
 
@@ -402,5 +325,12 @@ OuterReport Synchroniser::report() const {
 }
 OuterState Synchroniser::state() const { return impl_->state(); }
 void Synchroniser::load_state(const OuterState& state) { impl_->load_state(state); }
+std::vector<OuterRange> Synchroniser::ranges() const { return impl_->ranges(); }
+std::map<std::string, double> Synchroniser::scalars() const { return impl_->scalars(); }
+std::vector<OuterRange> Synchroniser::wanted_ranges() { return impl_->wanted_ranges(); }
+void Synchroniser::take_range(const OuterRange& range) { impl_->take_range(range); }
+void Synchroniser::finish_loading(const std::map<std::string, double>& scalars) {
+  impl_->finish_loading(scalars);
+}
 
 }  // namespace fairshard::outer

@@ -35,8 +35,11 @@ struct StepResult {
 
 /// What this rank owns of a parameter that the ranks of its node partition (an OSS's slice).
 struct NodeSlice {
-  /// Tells it from other slices of the parameter.
+  /// That of the parameter.
   std::string name;
+  /// Which of its elements it has, in the order of memory.
+  int64_t begin = 0;
+  int64_t end = 0;
   at::Tensor values;
   /// All of it, which says whether it is trained.
   at::Tensor parameter;
@@ -56,6 +59,25 @@ struct OuterReport {
   uint64_t inter_node_bytes = 0;
   double intra_node_bytes_per_call() const { return calls ? double(intra_node_bytes) / calls : 0; }
   double inter_node_bytes_per_call() const { return calls ? double(inter_node_bytes) / calls : 0; }
+};
+
+/// A range of elements of a parameter, and what this rank keeps for it under a name: for
+/// checkpoints that other ranks may load.
+struct OuterRange {
+  /// "outer", "momentum", "error", "pending", "excess" or "incoming".
+  std::string field;
+  /// That of the parameter.
+  std::string name;
+  /// All of it.
+  at::Tensor parameter;
+  /// Elements in the order of its memory, or else of a row-major tensor of its sizes.
+  bool is_in_memory_order = false;
+  int64_t begin = 0;
+  int64_t end = 0;
+  /// Flat, with an element for each.
+  at::Tensor values;
+  /// Among what this rank keeps.
+  size_t bucket = 0;
 };
 
 /// Everything that a resumed run needs, as this rank has it.
@@ -119,6 +141,18 @@ class Synchroniser {
   /// Takes up a state of the same rank, parameters and options. Local. Parameters are not part of
   /// it: they must be loaded too.
   void load_state(const OuterState& state);
+
+  /// The same by ranges of parameters, for other numbers of nodes and ranks: what there is to save,
+  /// and counts. Local, but waits for messages that are under way.
+  std::vector<OuterRange> ranges() const;
+  std::map<std::string, double> scalars() const;
+  /// What there is to load: values are filled by the caller, who then says so of each. What was
+  /// under way need not be there. Local.
+  std::vector<OuterRange> wanted_ranges();
+  static bool is_optional(const std::string& field);
+  void take_range(const OuterRange& range);
+  /// Ends it. Messages of gossip are taken up with as many nodes as there were.
+  void finish_loading(const std::map<std::string, double>& scalars);
 
  private:
   class Impl;

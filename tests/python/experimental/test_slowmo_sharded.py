@@ -1,5 +1,6 @@
 """SlowMoDistributedDataParallel over nodes that shard (OSS) or page (OffloadModel): the bits of plain nodes."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ ALGORITHMS = {
     "SGP, overlapped": {**SGP, "overlap": True},
     "SGP, averaged": {**SGP, "slowmo_sgp_average_params": True},
 }
+#: What is kept: of an exact average, of a fragment under way, of gossip.
+ELASTIC = ("SlowMo", "SGP, overlapped", "streaming")
 NODE_MODES = [mode for mode in SHARDED if mode != "optimizer"]
 OPTIMIZERS = {torch.optim.SGD: {"lr": 0.1, "momentum": 0.9}, torch.optim.AdamW: {"lr": 0.01}}
 
@@ -63,6 +66,10 @@ def train(parallel, optimizer, rank, steps, scaler=None):
 def trained_values(parallel):
     parallel.state_dict()  # gathers within the node, where that is needed
     return values(parallel.module)
+
+
+def arrays(parallel):
+    return [value.cpu().numpy() for value in trained_values(parallel)]
 
 
 def assert_same(ours, theirs, what):
@@ -127,6 +134,52 @@ def _resumes(rank, world_size, folder):
                 assert checkpoint.load().step == 7
             train(*resumed, rank, range(7, 17))
             assert_same(resumed[0], parallel, (name, mode))
+
+
+def _saves_for_others(rank, world_size, folder):
+    """Where all nodes have one model, and in the middle of a round, with a fragment under way; then goes on."""
+    node, _ = dist.new_subgroups(2)
+    results = {}
+    for name in ELASTIC:
+        for steps in (8, 11):
+            parallel, oss = sharded(rank, node, "gradients", torch.optim.AdamW, **ALGORITHMS[name])
+            train(parallel, oss, rank, range(steps))
+            with Checkpoint(f"{folder}/{name}-{steps}", {"model": parallel, "optimizer": oss}) as checkpoint:
+                checkpoint.save(steps)
+            then = arrays(parallel)
+            train(parallel, oss, rank, range(steps, steps + 9))
+            results[name, steps] = then, arrays(parallel)
+    return results
+
+
+def _loads_of_others(rank, world_size, ranks_per_node, folder, saved):
+    """Nodes of other sizes and numbers: with what a node of theirs had, sharded and not, and both go on alike."""
+    node, _ = dist.new_subgroups(ranks_per_node)
+    number = rank // ranks_per_node
+    for (name, steps), (loaded, later) in saved[2 * (number % 2)].items():
+        results = []
+        for is_sharded in (True, False):
+            model = mlp(7)
+            options = OPTIMIZERS[torch.optim.AdamW]
+            optimizer = OSS(model.parameters(), torch.optim.AdamW, group=node, **options) if is_sharded else None
+            optimizer = optimizer or torch.optim.AdamW(model.parameters(), **options)
+            parallel = SlowMoDistributedDataParallel(model, ranks_per_node, local_node_group=node, **ALGORITHMS[name])
+            with Checkpoint(f"{folder}/{name}-{steps}", {"model": parallel, "optimizer": optimizer}) as checkpoint:
+                assert checkpoint.load().step == steps
+            assert all(map(np.array_equal, arrays(parallel), loaded)), (name, steps)
+            train(parallel, optimizer, rank, range(steps, steps + 9))
+            if (world_size, ranks_per_node) == (4, 2):  # the nodes that there were
+                assert all(map(np.array_equal, arrays(parallel), later)), (name, steps)
+            results.append(parallel)
+        assert_same(*results, (name, steps))
+    return True
+
+
+@pytest.mark.costly
+def test_other_nodes_and_ranks_go_on(run_ranks, tmp_path):
+    saved = run_ranks(4, _saves_for_others, str(tmp_path))
+    for world_size, ranks_per_node in ((4, 2), (4, 1), (2, 2), (3, 1), (3, 3)):
+        assert all(run_ranks(world_size, _loads_of_others, ranks_per_node, str(tmp_path), saved))
 
 
 def _precision(rank, world_size):
