@@ -38,7 +38,11 @@ train: setup ## train a small byte-level GPT on two local ranks, let it write, a
 	@build/bin/fairshard sample build/train --prompt 'def '
 	@build/bin/fairshard report build/train/run.jsonl -o build/train/report.html
 
-test: test-cpp test-python ## run every test
+# Packages for tests are fetched while the first programs compile.
+test: setup ## run every test
+	@scripts/build release $(JOBS) fairshard-cli fairshard_tests & building=$$!; \
+	  scripts/setup test docs; fetched=$$?; wait $$building && exit $$fetched
+	@$(MAKE) --no-print-directory test-cpp test-python
 
 test-setup:
 	@scripts/setup test docs
