@@ -87,7 +87,7 @@ bench-gpu: setup ## the same for what needs a GPU
 	@scripts/setup bench
 	@.venv-bench/bin/python benchmarks/run.py --gpu $(ARGS)
 
-soak: setup ## train 100,000 steps in each mode, and fail if memory, threads, descriptors or times grow (ARGS='--modes offload')
+soak: setup ## train 100,000 steps in each mode, and fail if anything grows (ARGS=...)
 	$(compile) fairshard_python
 	@python benchmarks/soak.py $(ARGS); found=$$?; python benchmarks/report.py && exit $$found
 

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from soak_modes import Small, batch, with_loss
 
-TIMEOUT = timedelta(seconds=120)  # of collectives: a rank that is gone ends the run
+#: Of collectives: a rank that is gone ends the run, and a machine that is suspended for minutes does not.
+TIMEOUT = timedelta(minutes=15)
 RANKS = 2
 #: Collectives that torch's flight recorder keeps. Of its usual 2000, with half a kilobyte each, it would still be
 #: taking memory when counting begins.
@@ -34,8 +35,8 @@ class Work:
     every: int
     #: When it ends, if it has not done all steps by then.
     seconds: float = math.inf
-    #: Whether free memory goes back to the system before it is counted.
-    trims: bool = False
+    #: Whether a step makes and drops models; then free memory goes back to the system before it is counted.
+    is_cycles: bool = False
 
 
 def live_tensors() -> int:
@@ -63,7 +64,7 @@ class Samples:
 
     def add(self, store: dist.Store, work: Work, cpu: float, wall: float) -> None:
         gc.collect()
-        if work.trims:
+        if work.is_cycles:
             memory.give_back()
         for name, count in COUNTS.items():
             self.values[name][self._taken] = count(store)

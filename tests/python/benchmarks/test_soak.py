@@ -23,9 +23,17 @@ MODES = (
     "offload",
     "slowmo",
     "adascale+scaler",
+    "checkpoints",
+    "cycles",
 )
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
+
+
+def test_all_modes_are_here(benchmarks):
+    import soak_modes
+
+    assert list(MODES) == soak_modes.OURS
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -33,7 +41,10 @@ def test_nothing_grows(benchmarks, mode):
     import soak
     import soak_modes
 
-    found = soak.soak(soak_modes.maker(mode), soak.work_of(mode, STEPS))
+    make = soak_modes.maker(mode)
+    if mode == "checkpoints":
+        make = functools.partial(make, every=STEPS // 50)
+    found = soak.soak(make, soak.work_of(mode, STEPS))
     assert soak.growth(mode, found) == []
 
 
