@@ -14,8 +14,7 @@ namespace fairshard::comm {
 /// A store that knows which keys were set through it, and can take them away again.
 class OwnKeys : public c10d::PrefixStore {
  public:
-  explicit OwnKeys(c10::intrusive_ptr<c10d::Store> store)
-      : PrefixStore("own", std::move(store)) {}
+  explicit OwnKeys(c10::intrusive_ptr<c10d::Store> store) : PrefixStore("own", std::move(store)) {}
 
   using PrefixStore::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
