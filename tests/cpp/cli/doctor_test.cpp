@@ -82,6 +82,13 @@ void cut(Measurements& all, int from, int to, const std::string& fault = "") {
   }
 }
 
+/// To 10 Mbit/s, all links with this rank at this end.
+void slow_down(Measurements& all, int Link::*end, int rank) {
+  for (auto& each : all.links) {
+    each.bytes_per_s = each.*end == rank ? 1e7 / 8 : each.bytes_per_s;
+  }
+}
+
 /// Ranks 0 and 1 on one machine, the others on another.
 Measurements two_machines() {
   auto all = good(4);
@@ -127,22 +134,14 @@ const std::vector<Case> kCases = {
      {"rank 1 -> rank 0 is 100 Mbit/s, the other pairs 940 Mbit/s"}},
     {"ARankSendsSlowly",
      4,
-     [](auto& all) {
-       for (const int to : {0, 1, 3}) {
-         link(all, 2, to).bytes_per_s = 1e7 / 8;
-       }
-     },
+     [](auto& all) { slow_down(all, &Link::from, 2); },
      kHurts,
      "links",
      {2},
      {"rank 2 -> every other rank is 10 Mbit/s, the other pairs 940 Mbit/s"}},
     {"ARankReceivesSlowly",
      4,
-     [](auto& all) {
-       for (const int from : {0, 1, 3}) {
-         link(all, from, 2).bytes_per_s = 1e7 / 8;
-       }
-     },
+     [](auto& all) { slow_down(all, &Link::to, 2); },
      kHurts,
      "links",
      {2},
