@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # What a target needs is built, and nothing else: $(compile) TARGET...
 compile = @scripts/build release $(JOBS)
 
-.PHONY: help setup build train docs wheel test-wheel test test-setup test-cpp test-python test-ray test-gpu gpu asan tsan fuzz bench bench-gpu lint format clean
+.PHONY: help setup build train docs wheel test-wheel test test-setup test-cpp test-python test-ray test-gpu gpu asan tsan fuzz bench bench-gpu soak lint format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -38,7 +38,11 @@ train: setup ## train a small byte-level GPT on two local ranks, let it write, a
 	@build/bin/fairshard sample build/train --prompt 'def '
 	@build/bin/fairshard report build/train/run.jsonl -o build/train/report.html
 
-test: test-cpp test-python ## run every test
+# Packages for tests are fetched while the first programs compile.
+test: setup ## run every test
+	@scripts/build release $(JOBS) fairshard-cli fairshard_tests & building=$$!; \
+	  scripts/setup test docs; fetched=$$?; wait $$building && exit $$fetched
+	@$(MAKE) --no-print-directory test-cpp test-python
 
 test-setup:
 	@scripts/setup test docs
@@ -86,6 +90,10 @@ bench-gpu: setup ## the same for what needs a GPU
 	$(compile) fairshard-cli fairshard_python fairshard_benchmarks
 	@scripts/setup bench
 	@.venv-bench/bin/python benchmarks/run.py --gpu $(ARGS)
+
+soak: setup ## train 100,000 steps in each mode, and fail if anything grows (ARGS=...)
+	$(compile) fairshard_python
+	@python benchmarks/soak.py $(ARGS); found=$$?; python benchmarks/report.py && exit $$found
 
 lint: ## check formatting, lint C++ and Python
 	@scripts/setup lint

@@ -1,4 +1,4 @@
-"""Resident memory of this process, as Linux counts it."""
+"""Memory of this process: resident, as Linux counts it, and in use, as the C library does."""
 
 import ctypes
 from pathlib import Path
@@ -15,6 +15,31 @@ def _status(key: str) -> int:
 
 def resident() -> int:
     return _status("VmRSS")
+
+
+def own() -> int:
+    """Resident memory without pages of files, which the system takes and brings back as it likes."""
+    return _status("RssAnon") + _status("RssShmem")
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc calls mallinfo2: ten sizes."""
+
+    _fields_ = (
+        *((f"other_{number}", ctypes.c_size_t) for number in range(4)),
+        ("mapped", ctypes.c_size_t),
+        *((f"other_{number}", ctypes.c_size_t) for number in range(4, 6)),
+        ("taken", ctypes.c_size_t),
+        *((f"other_{number}", ctypes.c_size_t) for number in range(6, 8)),
+    )
+
+
+def in_use() -> int:
+    """Bytes of the C library's heap that were taken and not yet freed, in all threads, tensors' among them."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    found = mallinfo()
+    return found.taken + found.mapped
 
 
 def reset_peak() -> None:

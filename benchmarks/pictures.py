@@ -68,3 +68,30 @@ def lines(curves: dict[str, list[tuple]], x_label: str, y_label: str) -> str:
         free = min(y, free - 14)
         parts.append(f'<text x="{across + 6:.1f}" y="{free + 4:.1f}" fill="{colour}">{escape(name)}</text>')
     return _svg(width, height, parts)
+
+
+def panels(series: dict[str, list[list[float]]], unit: str, columns: int = 4) -> str:
+    """A small picture for each name, all to one scale: how its lines go away from where they begin, with their ends."""
+    wide, tall, gap, left, top = 150, 70, 34, 70, 30
+    moved = {name: [[value - line[0] for value in line] for line in some] for name, some in series.items()}
+    most = max((abs(value) for some in moved.values() for line in some for value in line), default=0) or 1
+    parts = [f'<text x="{left}" y="16">{escape(unit)}; each frame is from {-most:.3g} to {most:.3g}</text>']
+    for number, (name, some) in enumerate(moved.items()):
+        row, column = divmod(number, columns)
+        x, middle = left + column * (wide + gap), top + row * (tall + gap) + tall / 2 + 14
+        parts.append(f'<text x="{x}" y="{middle - tall / 2 - 4:.1f}">{escape(name)}</text>')
+        parts.append(
+            f'<rect x="{x}" y="{middle - tall / 2:.1f}" width="{wide}" height="{tall}" fill="none" stroke="#ddd"/>'
+        )
+        parts.append(f'<line x1="{x}" x2="{x + wide}" y1="{middle:.1f}" y2="{middle:.1f}" stroke="#ddd"/>')
+        for line, colour in zip(some, LINES, strict=False):
+            points = [
+                (x + wide * at / max(len(line) - 1, 1), middle - tall / 2 * value / most)
+                for at, value in enumerate(line)
+            ]
+            path = " ".join(f"{across:.1f},{up:.1f}" for across, up in points)
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        end = max((line[-1] for line in some), key=abs)
+        parts.append(f'<text x="{x + wide}" y="{middle - tall / 2 - 4:.1f}" text-anchor="end">{end:+.2g}</text>')
+    rows = math.ceil(len(moved) / columns)
+    return _svg(left + columns * (wide + gap), top + rows * (tall + gap) + 20, parts)

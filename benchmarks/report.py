@@ -17,7 +17,8 @@ from pathlib import Path
 
 import gpu_tables
 import machine
-from pictures import bars, lines
+import soak_tables
+from pictures import bars, lines, panels
 from systems import SYSTEMS
 
 HERE = Path(__file__).parent
@@ -51,6 +52,8 @@ class Report:
         self.shown.add(source)
         if source == "gpu-training":  # each row may be of another run
             return "\n".join(gpu_tables.section(row) for row in self.results[source]["rows"].values())
+        if source == "soak":
+            return self._soak(source)
         return makers.get(name, self._sharded)(source) + f"\n{machine.described(self.results[source]['about'])}\n"
 
     def _sharded(self, name: str) -> str:
@@ -172,6 +175,11 @@ class Report:
             rows.append(f"| {label} | {seconds[key]:.2f} | {min(values):.2f}-{max(values):.2f} | {rate} | {ratio} |")
         work = found["work"]
         return "\n".join(rows) + f"\n\n{size / 2**20:.0f} MiB on {work['ranks']} ranks, {work['rounds']} rounds.\n"
+
+    def _soak(self, name: str) -> str:
+        modes = self.results[name]["modes"]
+        self.pictures[name] = panels(soak_tables.resident(modes), "resident memory, MiB")
+        return f"![resident memory over the run](performance-{name}.svg)\n\n" + soak_tables.table(modes)
 
     def _growth_tensors(self, name: str) -> str:
         tensors = self.results[name]["tensors"]

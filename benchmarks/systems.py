@@ -115,13 +115,13 @@ def deepspeed_2(model: nn.Module) -> Training:
     return _deepspeed(model, 2)
 
 
-def replicated(model: nn.Module) -> Training:
+def replicated(model: nn.Module, **options: Any) -> Training:
     from fairshard.nn.data_parallel import ShardedDataParallel
 
-    return _adamw(ShardedDataParallel(model), model)
+    return _adamw(ShardedDataParallel(model, **options), model)
 
 
-def _sharded(model: nn.Module, mode: str = "gradients", reduce_dtype: torch.dtype | None = None, **oss) -> Training:
+def sharded(model: nn.Module, mode: str = "gradients", reduce_dtype: torch.dtype | None = None, **oss: Any) -> Training:
     from fairshard.nn.data_parallel import ShardedDataParallel
     from fairshard.optim import OSS
 
@@ -131,66 +131,66 @@ def _sharded(model: nn.Module, mode: str = "gradients", reduce_dtype: torch.dtyp
 
 
 def optimizer(model: nn.Module) -> Training:
-    return _sharded(model, mode="optimizer")
+    return sharded(model, mode="optimizer")
 
 
 def gradients(model: nn.Module) -> Training:
-    return _sharded(model)
+    return sharded(model)
 
 
 def overlap(model: nn.Module) -> Training:
-    return _sharded(model, overlap_gather=True)
+    return sharded(model, overlap_gather=True)
 
 
 def in_backward(model: nn.Module) -> Training:
-    return _sharded(model, step_in_backward=True)
+    return sharded(model, step_in_backward=True)
 
 
 def released(model: nn.Module) -> Training:
-    return _sharded(model, step_in_backward=True, release_parameters=True)
+    return sharded(model, step_in_backward=True, release_parameters=True)
 
 
 def released_overlap(model: nn.Module) -> Training:
-    training = _sharded(model, step_in_backward=True, release_parameters=True, overlap_gather=True)
+    training = sharded(model, step_in_backward=True, release_parameters=True, overlap_gather=True)
     training.finish = lambda: None  # to bring all parameters back is no part of a step
     return training
 
 
 def bf16_gradients(model: nn.Module) -> Training:
-    return _sharded(model, reduce_dtype=torch.bfloat16)
+    return sharded(model, reduce_dtype=torch.bfloat16)
 
 
 def bf16_wire(model: nn.Module) -> Training:
-    return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16)
+    return sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16)
 
 
 def bf16_overlap(model: nn.Module) -> Training:
-    return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, overlap_gather=True)
+    return sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, overlap_gather=True)
 
 
 def bf16_in_backward(model: nn.Module) -> Training:
-    return _sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, step_in_backward=True)
+    return sharded(model, reduce_dtype=torch.bfloat16, gather_dtype=torch.bfloat16, step_in_backward=True)
 
 
-def _sgd(model: nn.Module, wrap: Callable = lambda optimizer: optimizer) -> Training:
+def wrapped_sgd(model: nn.Module, wrap: Callable = lambda optimizer: optimizer, **oss: Any) -> Training:
     from fairshard.nn.data_parallel import ShardedDataParallel
     from fairshard.optim import OSS
 
-    optimizer = wrap(OSS(model.parameters(), torch.optim.SGD, **SGD))
+    optimizer = wrap(OSS(model.parameters(), torch.optim.SGD, **oss, **SGD))
     return Training(ShardedDataParallel(model, optimizer), optimizer)
 
 
 def sgd(model: nn.Module) -> Training:
-    return _sgd(model)
+    return wrapped_sgd(model)
 
 
 def adascale(model: nn.Module) -> Training:
     from fairshard.optim import AdaScale
 
-    return _sgd(model, AdaScale)
+    return wrapped_sgd(model, AdaScale)
 
 
-def _scaled(training: Training, scaler: Any) -> Training:
+def scaled(training: Training, scaler: Any) -> Training:
     optimizer = training.optimizer
 
     def step() -> None:
@@ -205,11 +205,11 @@ def _scaled(training: Training, scaler: Any) -> Training:
 def gradients_scaled(model: nn.Module) -> Training:
     from fairshard.optim.grad_scaler import ShardedGradScaler
 
-    return _scaled(gradients(model), ShardedGradScaler())
+    return scaled(gradients(model), ShardedGradScaler())
 
 
 def ddp_scaled(model: nn.Module) -> Training:
-    return _scaled(ddp(model), torch.amp.GradScaler("cpu"))
+    return scaled(ddp(model), torch.amp.GradScaler("cpu"))
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,27 @@
 #pragma once
-// A command that was ended by a signal: neither done nor failed.
+// How a command ends when it is neither done nor failed as others do.
 
 #include <stdexcept>
 #include <string>
 
 namespace fairshard::cli {
 
-/// Ends the program with the code that shells give to a signal.
-class EndedBySignal : public std::runtime_error {
+/// Ends the program with a code of its own, and with a message if that is not empty.
+class Ended : public std::runtime_error {
  public:
-  EndedBySignal(int signal, const std::string& message)
-      : std::runtime_error(message), signal_(signal) {}
+  Ended(int exit_code, const std::string& message)
+      : std::runtime_error(message), exit_code_(exit_code) {}
 
-  int exit_code() const { return 128 + signal_; }
+  int exit_code() const { return exit_code_; }
 
  private:
-  int signal_;
+  int exit_code_;
+};
+
+/// With the code that shells give to a signal.
+class EndedBySignal : public Ended {
+ public:
+  EndedBySignal(int signal, const std::string& message) : Ended(128 + signal, message) {}
 };
 
 }  // namespace fairshard::cli

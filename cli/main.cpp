@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "fairshard " FAIRSHARD_VERSION " with torch " TORCH_VERSION);
   fairshard::cli::add_completion(app);
   fairshard::cli::add_consolidate(app);
+  fairshard::cli::add_doctor(app);
   fairshard::cli::add_inspect(app);
   fairshard::cli::add_plan(app);
   fairshard::cli::add_report(app);
@@ -47,9 +48,11 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kBadCommand;
-  } catch (const fairshard::cli::EndedBySignal& error) {
-    std::cerr << "fairshard: " << error.what() << "\n";
-    return error.exit_code();
+  } catch (const fairshard::cli::Ended& end) {
+    if (const std::string message = end.what(); !message.empty()) {
+      std::cerr << "fairshard: " << message << "\n";
+    }
+    return end.exit_code();
   } catch (const std::exception& error) {
     std::cerr << "fairshard: " << fairshard::comm::reason_of(error) << "\n";
     return 1;

@@ -19,8 +19,8 @@ struct Conflict {
 
 std::vector<Conflict> conflicts(const TrainOptions& options, const IsGiven& is_given, int ranks) {
   const char* const apart = options.diloco ? "--diloco" : "--slowmo";
-  const bool shards = options.shard != "none";
   const bool has_nodes = options.has_nodes();
+  const bool shards_gradients = options.shard == "gradients" && (!has_nodes || is_given("--shard"));
   const bool pages = options.offload > 0;
   const bool streams = options.fragments > 1 || options.fragment_delay > 0;
   const double momentum =
@@ -28,10 +28,9 @@ std::vector<Conflict> conflicts(const TrainOptions& options, const IsGiven& is_g
   return {
       {options.slowmo && options.diloco, "--diloco",
        "and --slowmo are two ways to bring nodes together; choose one"},
-      {has_nodes && shards && is_given("--shard"), "--shard",
-       c10::str(options.shard, " does not go with ", apart,
-                ": every node steps by itself, so no rank can leave a share of the optimizer to "
-                "others; leave --shard out")},
+      {has_nodes && options.shard == "optimizer" && is_given("--shard"), "--shard",
+       c10::str("optimizer does not go with ", apart,
+                ": within a node it is none, or gradients, which shards the optimizer, too")},
       {has_nodes && pages, "--offload",
        c10::str("does not go with ", apart,
                 ": what nodes exchange would be paged out while it travels")},
@@ -46,10 +45,8 @@ std::vector<Conflict> conflicts(const TrainOptions& options, const IsGiven& is_g
        "a backward inside of it"},
       {options.adascale && ranks * options.accumulate == 1, "--adascale",
        "needs at least two parts of a batch to compare: more --ranks, or --accumulate 2"},
-      {options.step_in_backward && (options.shard != "gradients" || has_nodes || pages),
-       "--step-in-backward",
-       c10::str("steps what ranks reduce in backward, which is --shard gradients without ",
-                has_nodes ? apart : "--offload")},
+      {options.step_in_backward && (!shards_gradients || pages), "--step-in-backward",
+       "steps what ranks reduce in backward, which is --shard gradients without --offload"},
       {options.step_in_backward && options.clip > 0, "--step-in-backward",
        "does not go with --clip: the norm of all gradients is known only after backward"},
       {options.step_in_backward && options.amp == "fp16", "--step-in-backward",

@@ -244,7 +244,7 @@ void TrainCommandLine::finish() {
                                         " exists: --resume goes on from it, or choose another "
                                         "folder"));
   }
-  if (options_.has_nodes()) {
+  if (options_.has_nodes() && !is_given("--shard")) {
     options_.shard = "none";
   }
   list_options();

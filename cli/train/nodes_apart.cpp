@@ -37,13 +37,16 @@ class NodesApartStrategy final : public Strategy {
  public:
   NodesApartStrategy(const comm::Group& group, const gpt::Gpt& model, const TrainOptions& options)
       : group_(group),
-        parallel_(group, model, group.size() / options.nodes, slowmo_options(options)),
-        optimizer_(make_optimizer(group, model, options)) {}
+        nodes_(group, group.size() / options.nodes),
+        mode_(mode_of(options)),
+        optimizer_(make_optimizer(nodes_.intra_node(), model, options)),
+        parallel_(group, model, nodes_, sharded(*optimizer_), slowmo_options(options)) {}
 
   at::Tensor forward(const at::Tensor& tokens) override { return parallel_.forward(tokens); }
 
   void backward(const at::Tensor& loss, bool is_last) override {
-    if (is_last) {
+    // As without nodes: sharded gradients cannot wait for the last part.
+    if (is_last || mode_ == DataParallelMode::kGradients) {
       loss.backward();
     } else {
       const auto no_sync = parallel_.no_sync();
@@ -69,7 +72,7 @@ class NodesApartStrategy final : public Strategy {
   }
 
   MemoryUse memory_use() override {
-    MemoryUse use = memory_of(*optimizer_, DataParallelMode::kReplicated);
+    MemoryUse use = memory_of(*optimizer_, mode_);
     if (outer_bytes_ < 0) {
       outer_bytes_ = 0;
       for (const auto& [name, tensor] : parallel_.state().tensors) {
@@ -81,15 +84,16 @@ class NodesApartStrategy final : public Strategy {
   }
 
   std::vector<comm::Group> groups() const override {
-    const auto& nodes = parallel_.synchroniser().nodes();
-    return {group_, nodes.intra_node(), nodes.inter_node()};
+    return {group_, nodes_.intra_node(), nodes_.inter_node()};
   }
-  comm::Group steppers() const override { return parallel_.synchroniser().nodes().intra_node(); }
+  comm::Group steppers() const override { return nodes_.intra_node(); }
 
  private:
   comm::Group group_;
-  SlowMoDistributedDataParallel<gpt::Gpt> parallel_;
+  outer::Nodes nodes_;
+  DataParallelMode mode_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  SlowMoDistributedDataParallel<gpt::Gpt> parallel_;
   /// Of the outer optimizer's buffers, which stay the same; -1 until they are known.
   int64_t outer_bytes_ = -1;
 };

@@ -1,6 +1,7 @@
 """``python -m fairshard``: runs the program ``fairshard``, so the sub-commands and options are the same."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -26,9 +27,13 @@ def find_program(package: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The environment in which the program finds the torch that this Python has, wherever that is installed."""
+    """The environment in which the program finds the torch that this Python has, wherever that is installed.
+
+    ``fairshard doctor`` also compares the Pythons of all ranks.
+    """
     libraries = [str(Path(torch.__file__).parent / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-    return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))}
+    own = {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))}
+    return os.environ | own | {"FAIRSHARD_PYTHON_VERSION": platform.python_version()}
 
 
 def main() -> NoReturn:

@@ -90,6 +90,15 @@ void init_comm(py::module_& module) {
              return make_released<Mesh>(all, shards, replicas);
            }),
            py::arg("all"), py::arg("shards"), py::arg("replicas"));
+  m.def(
+      "node_groups",
+      [](const Group& all, int ranks_per_node) {
+        const Mesh mesh(all, ranks_per_node);
+        return std::pair(mesh.shards().process_group(), mesh.replicas().process_group());
+      },
+      released, py::arg("all"), py::arg("ranks_per_node"),
+      "The groups of the ranks of this rank's node, and of those that have its place on every "
+      "node. They last while they are used. Collective.");
   m.def("make_backend", &comm::make_backend, released, py::arg("store"), py::arg("rank"),
         py::arg("size"), py::arg("timeout_s"),
         "The c10d backend 'fairshard' of a rank. Blocks until all ranks have come.");

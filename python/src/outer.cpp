@@ -121,6 +121,9 @@ void bind_loop(py::module_& m) {
            py::arg("zero_adam"))
       .def_property_readonly("advice", &SlowLoop::advice)
       .def_property_readonly("synchroniser", &SlowLoop::synchroniser)
+      .def_property_readonly("is_sharded", &SlowLoop::is_sharded)
+      .def("is_behind", &SlowLoop::is_behind, py::arg("parameters"))
+      .def("average", &SlowLoop::average, released, py::arg("masters"))
       .def(
           "set_parameters",
           [](SlowLoop& self, const std::vector<std::string>& names,
@@ -152,7 +155,6 @@ void init_outer(py::module_& module) {
         py::arg("ranks_per_node"));
 
   py::class_<Synchroniser, std::shared_ptr<Synchroniser>>(m, "Synchroniser")
-      .def("average", &Synchroniser::average, released, py::arg("masters"))
       .def_property_readonly("options", [](const Synchroniser& self) { return self.options(); })
       .def_property_readonly("calls", &Synchroniser::calls)
       .def_property_readonly("push_sum_weight", &Synchroniser::push_sum_weight)

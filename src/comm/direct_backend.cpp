@@ -1,6 +1,7 @@
 #include "direct_backend.h"
 
 #include "label.h"
+#include "own_keys.h"
 #include "peers.h"
 
 #include <c10/util/Exception.h>
@@ -38,9 +39,11 @@ DirectBackend::~DirectBackend() {
 
 BackendPtr DirectBackend::over_gloo(const StorePtr& store, int rank, int size,
                                     const std::string& bind, std::chrono::milliseconds timeout) {
-  auto transport = make_gloo(store, rank, size, bind, timeout);
+  const auto meeting = c10::make_intrusive<OwnKeys>(store);
+  auto transport = make_gloo(meeting, rank, size, bind, timeout);
   // A rank that is connected might leave while its peers are still connecting to it.
   transport->barrier()->wait();
+  meeting->remove();
   return c10::make_intrusive<DirectBackend>(std::move(transport), bind);
 }
 

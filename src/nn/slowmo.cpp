@@ -24,23 +24,20 @@ void warn_of(const std::string& text) {
 
 }  // namespace
 
-SlowMoBase::SlowMoBase(const comm::Group& world, std::shared_ptr<torch::nn::Module> module,
-                       int ranks_per_node, const SlowMoOptions& options)
-    : SlowMoBase(world, outer::Nodes(world, ranks_per_node), std::move(module), options) {}
-
-SlowMoBase::SlowMoBase(comm::Group world, const outer::Nodes& nodes,
+SlowMoBase::SlowMoBase(const comm::Group& world, const outer::Nodes& nodes,
                        std::shared_ptr<torch::nn::Module> module, const SlowMoOptions& options)
-    : DataParallelBase(nodes.intra_node(), module, {},
-                       DataParallelOptions()
-                           .mode(DataParallelMode::kReplicated)
-                           .broadcast_buffers(options.broadcast_buffers())
-                           .sync_models_at_startup(false)
-                           .bucket_bytes(options.bucket_bytes())
-                           .reduce_dtype(options.reduce_dtype())),
-      wrapped_(std::move(module)),
-      loop_(std::move(world), nodes, named_parameters(*wrapped_), wrapped_->buffers(), options),
-      parameters_seen_(wrapped_->parameters().size()) {
+    : wrapped_(std::move(module)),
+      loop_(world, nodes, named_parameters(*wrapped_), wrapped_->buffers(), options) {
   warn_of(loop_.advice());
+}
+
+DataParallelOptions SlowMoBase::node_options(const SlowMoOptions& options, bool has_oss) {
+  return DataParallelOptions()
+      .mode(has_oss ? DataParallelMode::kGradients : DataParallelMode::kReplicated)
+      .broadcast_buffers(options.broadcast_buffers())
+      .sync_models_at_startup(false)
+      .bucket_bytes(options.bucket_bytes())
+      .reduce_dtype(options.reduce_dtype());
 }
 
 bool SlowMoBase::slowmo() const {
@@ -48,11 +45,9 @@ bool SlowMoBase::slowmo() const {
 }
 
 void SlowMoBase::before_slow_forward() {
-  const size_t count = wrapped_->parameters().size();
-  if (count != std::exchange(parameters_seen_, count)) {
+  if (loop_.is_behind(wrapped_->parameters().size())) {
     loop_.set_parameters(named_parameters(*wrapped_));
   }
-  before_forward();
   if (wrapped_->is_training()) {
     warn_of(loop_.count_forward());
   }
@@ -60,16 +55,23 @@ void SlowMoBase::before_slow_forward() {
 
 outer::StepResult SlowMoBase::perform_slowmo(torch::optim::Optimizer& optimizer,
                                              const std::vector<at::Tensor>& masters) {
-  TORCH_CHECK_VALUE(!dynamic_cast<OssBase*>(&optimizer),
-                    "perform_slowmo: the optimizer is an OSS. It has parts of the parameters "
-                    "stepped by other ranks and gathers them in every step, so nodes would never "
-                    "train apart: use its base optimizer by itself");
+  auto* const oss = dynamic_cast<OssBase*>(&optimizer);
+  TORCH_CHECK_VALUE(
+      !oss || loop_.is_sharded(),
+      "perform_slowmo: the optimizer is an OSS that was made after SlowMoDistributedDataParallel. "
+      "Make it before, over the ranks of a node, and give it to the constructor");
+  TORCH_CHECK_VALUE(oss || !loop_.is_sharded(),
+                    "perform_slowmo: the parameters belong to an OSS, but the optimizer that was "
+                    "given is none");
   outer::InnerOptimizer inner;
-  for (const auto& group : optimizer.param_groups()) {
-    inner.groups.emplace_back(group.options().get_lr(), group.params());
+  const auto slices = oss ? oss->sharded_step().slices() : std::vector<std::vector<at::Tensor>>();
+  for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    const auto& group = optimizer.param_groups()[i];
+    inner.groups.emplace_back(group.options().get_lr(), oss ? slices.at(i) : group.params());
   }
-  inner.zero = [&optimizer](const at::Tensor& tensor, const std::vector<std::string>& fields) {
-    zero_state(optimizer, tensor, fields);
+  auto& stepping = oss ? oss->base() : optimizer;
+  inner.zero = [&stepping](const at::Tensor& tensor, const std::vector<std::string>& fields) {
+    zero_state(stepping, tensor, fields);
   };
   return loop_.step(inner, masters, wrapped_->buffers());
 }

@@ -80,7 +80,7 @@ std::vector<OuterBucket> lay_out(const Parameters& parameters, size_t first, int
                       .momentum = {},
                       .error = {},
                       .pending = {},
-                      .is_frozen = !example.tensor.requires_grad()});
+                      .is_frozen = false});
   }
   return result;
 }

@@ -1,10 +1,10 @@
+#include "sharded_node.h"
 #include <fairshard/comm/broadcast_all.h>
 #include <fairshard/outer/slow_loop.h>
 
 #include <c10/util/Exception.h>
 
 #include <unordered_map>
-#include <unordered_set>
 
 namespace fairshard::outer {
 namespace {
@@ -31,26 +31,53 @@ SlowLoop::SlowLoop(comm::Group world, const Nodes& nodes,
   if (!options.auto_momentum() && world_.rank() == 0) {
     advice_ = momentum_advice(options.outer(), nodes.count());
   }
-  comm::broadcast_all(world_, tensors_of(parameters), 0, "rank 0's parameters");
+  check_options(settled);
+  sharded_ = ShardedNode::find(world_, nodes, parameters, settled.fragments());
+  share_from_first(tensors_of(parameters));
   comm::broadcast_all(world_, buffers, 0, "rank 0's buffers");
-  synchroniser_ = std::make_shared<Synchroniser>(nodes, parameters, settled);
+  synchroniser_ = sharded_ ? Synchroniser::of_slices(Nodes(sharded_->group(), nodes.inter_node()),
+                                                     sharded_->take_slices(), settled)
+                           : std::make_unique<Synchroniser>(nodes, parameters, settled);
+  for (const auto& parameter : parameters) {
+    known_.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  parameters_seen_ = parameters.size();
+}
+
+SlowLoop::~SlowLoop() = default;
+
+/// Takes parameters to all as rank 0 has them.
+void SlowLoop::share_from_first(const std::vector<at::Tensor>& parameters) const {
+  if (sharded_) {
+    sharded_->wait_for_values();
+  }
+  comm::broadcast_all(world_, parameters, 0, "rank 0's parameters");
+  for (const at::Tensor& parameter : parameters) {
+    parameter.unsafeGetTensorImpl()->bump_version();  // master weights follow what was written
+  }
+}
+
+bool SlowLoop::is_behind(size_t parameters) const {
+  return parameters != parameters_seen_ || (sharded_ && sharded_->has_grown());
 }
 
 void SlowLoop::set_parameters(const std::vector<shard::Parameter>& parameters) {
-  std::unordered_set<const c10::TensorImpl*> known;
-  for (const auto& parameter : synchroniser_->parameters()) {
-    known.insert(parameter.tensor.unsafeGetTensorImpl());
-  }
+  parameters_seen_ = parameters.size();
   std::vector<shard::Parameter> added;
   for (const auto& parameter : parameters) {
-    if (known.count(parameter.tensor.unsafeGetTensorImpl()) == 0 &&
-        parameter.tensor.is_floating_point() && parameter.tensor.numel() > 0) {
+    const bool is_new = known_.insert(parameter.tensor.unsafeGetTensorImpl()).second;
+    if (is_new && parameter.tensor.is_floating_point() && parameter.tensor.numel() > 0) {
       added.push_back(parameter);
     }
   }
   if (!added.empty()) {
-    comm::broadcast_all(world_, tensors_of(added), 0, "rank 0's model");
+    share_from_first(tensors_of(added));
+  }
+  if (!sharded_ && !added.empty()) {
     synchroniser_->add(added);
+  } else if (sharded_ && sharded_->has_grown()) {
+    synchroniser_->add_slices(sharded_->take_slices());
+    sharded_->publish();
   }
 }
 
@@ -68,6 +95,9 @@ StepResult SlowLoop::step(const InnerOptimizer& optimizer, const std::vector<at:
                           const std::vector<at::Tensor>& buffers) {
   forwards_since_ = 0;
   const size_t count = synchroniser_->parameters().size();
+  TORCH_CHECK_VALUE(masters.empty() || !sharded_,
+                    "perform_slowmo got fp32_params with an OSS, which has master weights itself "
+                    "(its option master_weights)");
   TORCH_CHECK_VALUE(masters.empty() || masters.size() == count, "perform_slowmo got ",
                     masters.size(), " fp32_params for ", count, " parameters");
   const auto tensors = masters.empty() ? tensors_of(synchroniser_->parameters()) : masters;
@@ -79,7 +109,13 @@ StepResult SlowLoop::step(const InnerOptimizer& optimizer, const std::vector<at:
       input.buffers.push_back(buffer);
     }
   }
+  if (sharded_ && synchroniser_->is_due()) {
+    sharded_->wait_for_values();
+  }
   auto result = synchroniser_->step(input);
+  if (sharded_) {
+    sharded_->publish(result.fragments);
+  }
   const auto fields = zeroed_fields();
   if (!fields.empty()) {
     const at::NoGradGuard no_grad;
@@ -88,6 +124,16 @@ StepResult SlowLoop::step(const InnerOptimizer& optimizer, const std::vector<at:
     }
   }
   return result;
+}
+
+void SlowLoop::average(const std::vector<at::Tensor>& masters) {
+  if (sharded_) {
+    sharded_->wait_for_values();
+  }
+  synchroniser_->average(masters);
+  if (sharded_) {
+    sharded_->publish();
+  }
 }
 
 /// Of each parameter, by the optimizer's groups.
@@ -103,7 +149,7 @@ std::vector<double> SlowLoop::learning_rates(const InnerOptimizer& optimizer,
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto found = known.find(tensors[i].unsafeGetTensorImpl());
     const auto& parameter = synchroniser_->parameters()[i];
-    TORCH_CHECK_VALUE(found != known.end() || !parameter.tensor.requires_grad(),
+    TORCH_CHECK_VALUE(found != known.end() || !synchroniser_->is_trained(i),
                       "perform_slowmo: the optimizer does not have parameter '", parameter.name,
                       "' of the module, which requires a gradient");
     result.push_back(found == known.end() ? 0 : found->second);

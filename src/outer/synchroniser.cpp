@@ -1,11 +1,9 @@
 #include "synchroniser_impl.h"
 #include <fairshard/comm/profiler_range.h>
-#include <fairshard/shard/agree.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,50 +11,15 @@
 
 namespace fairshard::outer {
 
-Synchroniser::Impl::Impl(Nodes nodes_, const Parameters& parameters_, const OuterOptions& options_)
+Synchroniser::Impl::Impl(Nodes nodes_, const OuterOptions& options_, bool is_partitioned)
     : nodes(std::move(nodes_)),
       options((check_options(options_), options_)),
+      is_partitioned_(is_partitioned),
       schedule_(options),
       optimizer_(make_outer_optimizer(options)) {
   if (options.base() == BaseAlgorithm::kSgp) {
     gossip =
         std::make_unique<PushSum>(nodes.inter_node(), options.graph(), options.overlap_gossip());
-  }
-  add(parameters_);
-}
-
-void Synchroniser::Impl::add(const Parameters& more) {
-  const at::NoGradGuard no_grad;
-  if (report.calls > 0 && gossip) {
-    average({});  // new parameters have no share in what is under way
-  }
-  const size_t first = parameters.size();
-  Parameters selected = select_parameters(more);
-  TORCH_CHECK_VALUE(!selected.empty(), "there are no parameters to synchronise");
-  shard::check_same_parameters(nodes.inter_node(), selected);
-  assign_fragments(
-      selected, std::min<int>(options.fragments(), first == 0 ? options.fragments()
-                                                              : static_cast<int>(selected.size())));
-  parameters.insert(parameters.end(), selected.begin(), selected.end());
-  for (OuterBucket& bucket :
-       lay_out(parameters, first, nodes.intra_node().rank(), nodes.intra_node().size(), options)) {
-    make_buffers(bucket);
-    buckets_.push_back(std::move(bucket));
-  }
-}
-
-void Synchroniser::Impl::make_buffers(OuterBucket& bucket) {
-  const at::Device device = state_device(bucket);
-  const int64_t begin = options.shard_buffers() ? bucket.begin : 0;
-  const int64_t end = options.shard_buffers() ? bucket.end : bucket.length();
-  if (optimizer_->uses_outer() || sends_differences()) {
-    bucket.outer = pack(bucket, parameters, {}, begin, end).to(device);
-  }
-  if (optimizer_->uses_momentum()) {
-    bucket.momentum = at::zeros_like(bucket.outer);
-  }
-  if (sends_differences()) {
-    bucket.error = at::zeros_like(own_outer(bucket));
   }
 }
 
@@ -81,11 +44,35 @@ at::Tensor Synchroniser::Impl::own_outer(const OuterBucket& bucket) const {
 /// What was frozen from the start is the same everywhere until it is unfrozen. Gossip keeps one
 /// weight for all and so mixes all.
 bool Synchroniser::Impl::needs_sync(OuterBucket& bucket) const {
-  bucket.is_frozen =
-      bucket.is_frozen && std::none_of(bucket.slots.begin(), bucket.slots.end(), [&](auto& slot) {
-        return parameters[slot.parameter].tensor.requires_grad();
-      });
+  bucket.is_frozen = bucket.is_frozen && !has_trained(bucket);
   return !bucket.is_frozen || gossip;
+}
+
+bool Synchroniser::Impl::has_trained(const OuterBucket& bucket) const {
+  return std::any_of(bucket.slots.begin(), bucket.slots.end(),
+                     [&](const auto& slot) { return is_trained(slot.parameter); });
+}
+
+/// Those of which a call reads or changes values, and those of which it only reads them.
+bool Synchroniser::Impl::is_due() const {
+  const int64_t call = report.calls + 1;
+  bool is_read = false;
+  for (int fragment = 0; fragment < options.fragments(); ++fragment) {
+    is_read |= schedule_.is_slow(call, fragment);
+  }
+  return is_read || !changed_fragments(call).empty();
+}
+
+std::vector<int> Synchroniser::Impl::changed_fragments(int64_t call) const {
+  std::vector<int> result;
+  for (int fragment = 0; fragment < options.fragments(); ++fragment) {
+    const bool is_stepped = options.delay() > 0 ? schedule_.has_arrived(call, fragment)
+                                                : schedule_.is_slow(call, fragment);
+    if (is_stepped || (gossip ? schedule_.is_mixing(call) : schedule_.is_average(call))) {
+      result.push_back(fragment);
+    }
+  }
+  return result;
 }
 
 void Synchroniser::Impl::check_input(const StepInput& input) const {
@@ -113,6 +100,7 @@ StepResult Synchroniser::Impl::step(const StepInput& input) {
   check_input(input);
   ++report.calls;
   StepResult result;
+  result.fragments = changed_fragments(report.calls);
   if (gossip) {
     step_gossip(input, result);
   } else {
@@ -207,6 +195,9 @@ at::Tensor Synchroniser::Impl::finish_average(OuterBucket& bucket) {
 
 /// All of a bucket, from the ranges of all ranks of the node.
 at::Tensor Synchroniser::Impl::gather(const OuterBucket& bucket, const at::Tensor& own) const {
+  if (is_partitioned_) {
+    return own.to(bucket.device);
+  }
   const at::Tensor whole =
       at::empty({bucket.length()}, at::device(bucket.device).dtype(bucket.dtype));
   const at::Tensor place = whole.narrow(0, bucket.begin, bucket.end - bucket.begin);
@@ -289,15 +280,30 @@ void Synchroniser::Impl::average_buffers(const std::vector<at::Tensor>& buffers)
   for_each_place([](const at::Tensor& buffer, const at::Tensor& place) { buffer.copy_(place); });
 }
 
+Synchroniser::Synchroniser(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Synchroniser::Synchroniser(Nodes nodes, const std::vector<shard::Parameter>& parameters,
                            const OuterOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(nodes), parameters, options)) {}
+    : Synchroniser(std::make_unique<Impl>(std::move(nodes), options, /*is_partitioned=*/false)) {
+  impl_->add(parameters);
+}
 Synchroniser::~Synchroniser() = default;
 
+std::unique_ptr<Synchroniser> Synchroniser::of_slices(Nodes nodes,
+                                                      const std::vector<NodeSlice>& slices,
+                                                      const OuterOptions& options) {
+  std::unique_ptr<Synchroniser> result(
+      new Synchroniser(std::make_unique<Impl>(std::move(nodes), options, /*is_partitioned=*/true)));
+  result->impl_->add(slices);
+  return result;
+}
+
 StepResult Synchroniser::step(const StepInput& input) { return impl_->step(input); }
+bool Synchroniser::is_due() const { return impl_->is_due(); }
 void Synchroniser::average(const std::vector<at::Tensor>& masters) { impl_->average(masters); }
 void Synchroniser::add(const std::vector<shard::Parameter>& more) { impl_->add(more); }
+void Synchroniser::add_slices(const std::vector<NodeSlice>& slices) { impl_->add(slices); }
 const Parameters& Synchroniser::parameters() const { return impl_->parameters; }
+bool Synchroniser::is_trained(size_t parameter) const { return impl_->is_trained(parameter); }
 const Nodes& Synchroniser::nodes() const { return impl_->nodes; }
 const OuterOptions& Synchroniser::options() const { return impl_->options; }
 int Synchroniser::fragment_of(size_t parameter) const {
@@ -319,5 +325,12 @@ OuterReport Synchroniser::report() const {
 }
 OuterState Synchroniser::state() const { return impl_->state(); }
 void Synchroniser::load_state(const OuterState& state) { impl_->load_state(state); }
+std::vector<OuterRange> Synchroniser::ranges() const { return impl_->ranges(); }
+std::map<std::string, double> Synchroniser::scalars() const { return impl_->scalars(); }
+std::vector<OuterRange> Synchroniser::wanted_ranges() { return impl_->wanted_ranges(); }
+void Synchroniser::take_range(const OuterRange& range) { impl_->take_range(range); }
+void Synchroniser::finish_loading(const std::map<std::string, double>& scalars) {
+  impl_->finish_loading(scalars);
+}
 
 }  // namespace fairshard::outer

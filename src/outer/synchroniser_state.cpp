@@ -12,10 +12,9 @@ namespace {
 
 std::string numbered(const char* name, size_t bucket) { return c10::str(name, ".", bucket); }
 
-double scalar_of(const OuterState& state, const std::string& name) {
-  const auto found = state.scalars.find(name);
-  TORCH_CHECK_VALUE(found != state.scalars.end(), "the state of the outer optimizer has no '", name,
-                    "'");
+double scalar_of(const std::map<std::string, double>& scalars, const std::string& name) {
+  const auto found = scalars.find(name);
+  TORCH_CHECK_VALUE(found != scalars.end(), "the state of the outer optimizer has no '", name, "'");
   return found->second;
 }
 
@@ -59,13 +58,8 @@ OuterState Synchroniser::Impl::state() {
       state.tensors.emplace(numbered("pending", b), buckets_[b].pending->wait());
     }
   }
-  state.scalars["calls"] = static_cast<double>(report.calls);
-  state.scalars["averages"] = static_cast<double>(report.averages);
-  state.scalars["slow_steps"] = static_cast<double>(report.slow_steps);
+  state.scalars = scalars();
   if (gossip) {
-    state.scalars["mixes"] = static_cast<double>(gossip->mixes);
-    state.scalars["push_sum_weight"] = gossip->weight();
-    state.scalars["arriving_push_sum_weight"] = gossip->arriving_weight();
     for (size_t b = 0; b < gossip->excess().size(); ++b) {
       state.tensors.emplace(numbered("excess", b), gossip->excess()[b]);
     }
@@ -107,13 +101,34 @@ void Synchroniser::Impl::load_state(const OuterState& state) {
       }
     }
   }
-  report.calls = static_cast<int64_t>(scalar_of(state, "calls"));
-  report.averages = static_cast<int64_t>(scalar_of(state, "averages"));
-  report.slow_steps = static_cast<int64_t>(scalar_of(state, "slow_steps"));
+  set_counts(state.scalars);
   if (gossip) {
-    gossip->mixes = static_cast<int64_t>(scalar_of(state, "mixes"));
-    gossip->load(scalar_of(state, "push_sum_weight"), std::move(excess),
-                 scalar_of(state, "arriving_push_sum_weight"), std::move(incoming));
+    gossip->load(scalar_of(state.scalars, "push_sum_weight"), std::move(excess),
+                 scalar_of(state.scalars, "arriving_push_sum_weight"), std::move(incoming));
+  }
+}
+
+std::map<std::string, double> Synchroniser::Impl::scalars() {
+  std::map<std::string, double> result = {
+      {"nodes", nodes.count()},
+      {"calls", static_cast<double>(report.calls)},
+      {"averages", static_cast<double>(report.averages)},
+      {"slow_steps", static_cast<double>(report.slow_steps)},
+  };
+  if (gossip) {
+    result["mixes"] = static_cast<double>(gossip->mixes);
+    result["push_sum_weight"] = gossip->weight();
+    result["arriving_push_sum_weight"] = gossip->arriving_weight();
+  }
+  return result;
+}
+
+void Synchroniser::Impl::set_counts(const std::map<std::string, double>& scalars) {
+  report.calls = static_cast<int64_t>(scalar_of(scalars, "calls"));
+  report.averages = static_cast<int64_t>(scalar_of(scalars, "averages"));
+  report.slow_steps = static_cast<int64_t>(scalar_of(scalars, "slow_steps"));
+  if (gossip) {
+    gossip->mixes = static_cast<int64_t>(scalar_of(scalars, "mixes"));
   }
 }
 

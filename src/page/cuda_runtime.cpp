@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <string>
 
 namespace fairshard::page {
@@ -37,6 +38,19 @@ std::string register_host_memory(void* data, int64_t bytes) {
   }
   const auto describe = find_in_cuda<const char* (*)(int)>("cudaGetErrorString");
   return describe ? describe(error) : "CUDA error " + std::to_string(error);
+}
+
+bool can_access_peer(int device, int peer) {
+  const auto ask = find_in_cuda<int (*)(int*, int, int)>("cudaDeviceCanAccessPeer");
+  int can = 0;
+  return ask && ask(&can, device, peer) == 0 && can != 0;
+}
+
+std::string bus_id_of_device(int device) {
+  const auto ask = find_in_cuda<int (*)(char*, int, int)>("cudaDeviceGetPCIBusId");
+  std::array<char, 32> text{};
+  const bool is_known = ask && ask(text.data(), static_cast<int>(text.size()), device) == 0;
+  return is_known ? text.data() : "";
 }
 
 void unregister_host_memory(void* data) {

@@ -27,23 +27,35 @@ void CheckpointBase::add_part(const std::string& name, std::shared_ptr<Checkpoin
 void CheckpointBase::set_nodes(const outer::Nodes& nodes) {
   rank_ = nodes.intra_node().rank();
   ranks_ = nodes.intra_node().size();
-  prefix_ = store::node_prefix(nodes.number());
+  node_ = nodes.number();
 }
 
-CheckpointContext CheckpointBase::describe() {
+std::string CheckpointBase::prefix() const {
+  return node_ ? store::node_prefix(*node_) : std::string();
+}
+
+/// Where there were fewer nodes, several take what one had; where there were more, that of the last
+/// ones is left.
+std::string CheckpointBase::prefix_in(const store::Reader& reader) const {
+  const int saved = node_ ? store::count_nodes(reader.manifest()) : 0;
+  return saved > 0 ? store::node_prefix(*node_ % saved) : prefix();
+}
+
+CheckpointContext CheckpointBase::describe(const std::string& prefix) {
   CheckpointContext context;
   for (const auto& [name, part] : parts_) {
-    part->describe(prefix_ + name, context);
+    part->describe(prefix + name, context);
   }
   return context;
 }
 
 store::State CheckpointBase::state() {
-  const CheckpointContext context = describe();
+  const std::string own = prefix();
+  const CheckpointContext context = describe(own);
   store::State state(rank_, ranks_);
   for (const auto& [name, part] : parts_) {
     state.add_part(name);
-    part->save(prefix_ + name, context, state);
+    part->save(own + name, context, state);
   }
   return state;
 }
@@ -60,16 +72,17 @@ std::optional<LoadReport> CheckpointBase::load(bool strict) {
 }
 
 LoadReport CheckpointBase::load_from(const std::string& directory, bool strict) {
-  const CheckpointContext context = describe();
   std::unique_ptr<store::Reader> reader;
   std::unique_ptr<store::LoadPlan> plan;
   LoadReport report;
+  saver_.together([&] { reader = std::make_unique<store::Reader>(directory); });
+  const std::string stored = prefix_in(*reader);
+  const CheckpointContext context = describe(stored);
   saver_.together([&] {
-    reader = std::make_unique<store::Reader>(directory);
     plan = std::make_unique<store::LoadPlan>(*reader, rank_, ranks_);
     for (const auto& [name, part] : parts_) {
-      plan->add_part(prefix_ + name);
-      part->load(prefix_ + name, context, *plan);
+      plan->add_part(stored + name);
+      part->load(stored + name, context, *plan);
     }
     report = plan->check(strict);
   });

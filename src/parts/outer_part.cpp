@@ -1,4 +1,5 @@
-// What ranks keep of nodes that train apart.
+// What nodes that train apart keep: ranges under "part/parameter/field", counts under
+// "part/scalars".
 #include "../store/json.h"
 #include <fairshard/parts/parts.h>
 
@@ -7,9 +8,21 @@
 namespace fairshard::parts {
 namespace {
 
+using outer::OuterRange;
 using store::Json;
 
-constexpr const char* kScalars = "scalars";
+std::string key_of(const std::string& part, const OuterRange& range) {
+  return c10::str(part, "/", range.name, "/", range.field);
+}
+
+store::Layout layout_of(const OuterRange& range) {
+  store::Layout layout = store::layout_of(range.parameter);
+  layout.dtype = range.values.scalar_type();
+  if (!range.is_in_memory_order) {
+    layout.strides = store::row_major(layout.sizes);
+  }
+  return layout;
+}
 
 class OuterPart : public CheckpointPart {
  public:
@@ -18,31 +31,38 @@ class OuterPart : public CheckpointPart {
 
   void save(const std::string& name, const CheckpointContext& /*context*/,
             store::State& state) override {
-    const outer::OuterState own = synchroniser_->state();
-    for (const auto& [key, tensor] : own.tensors) {
-      state.add_whole(store::own_key(name, state.rank(), key), tensor);
+    for (const OuterRange& range : synchroniser_->ranges()) {
+      state.add_range(key_of(name, range), layout_of(range), range.begin, range.end, range.values);
     }
-    state.add_own_value(store::own_key(name, state.rank(), kScalars),
-                        store::dump_json(Json(own.scalars), name));
+    state.add_value(name + "/scalars", store::dump_json(Json(synchroniser_->scalars()), name));
   }
 
   void load(const std::string& name, const CheckpointContext& /*context*/,
             store::LoadPlan& plan) override {
-    plan.expects_under(name + "/");  // also those of other ranks of the node
-    const auto state = std::make_shared<outer::OuterState>();
-    const std::string own = store::own_key(name, plan.rank(), "");
-    for (const auto& key : plan.reader().names_under(own)) {
-      plan.add_any(own + key,
-                   [state, key](const at::Tensor& values) { state->tensors.emplace(key, values); });
+    plan.expects_under(name + "/");  // also what other ranks of the node need
+    for (const OuterRange& range : synchroniser_->wanted_ranges()) {
+      const std::string key = key_of(name, range);
+      if (plan.reader().has(key) || !outer::Synchroniser::is_optional(range.field)) {
+        plan.add_range(key, layout_of(range), range.begin, range.end,
+                       [synchroniser = synchroniser_, range](const at::Tensor& values) {
+                         range.values.copy_(values);
+                         synchroniser->take_range(range);
+                       });
+      }
     }
-    plan.add_value(own + kScalars, [state, name](const std::string& text) {
+    const auto scalars = std::make_shared<std::map<std::string, double>>();
+    plan.add_value(name + "/scalars", [scalars, name](const std::string& text) {
       try {
-        state->scalars = store::parse_json(text, name).get<std::map<std::string, double>>();
+        *scalars = store::parse_json(text, name).get<std::map<std::string, double>>();
       } catch (const Json::exception& error) {
         TORCH_CHECK_VALUE(false, name, ": not numbers by name (", error.what(), ")");
       }
     });
-    plan.then([synchroniser = synchroniser_, state] { synchroniser->load_state(*state); });
+    plan.then([synchroniser = synchroniser_, scalars] {
+      if (!scalars->empty()) {
+        synchroniser->finish_loading(*scalars);
+      }
+    });
   }
 
  private:

@@ -21,6 +21,9 @@ constexpr auto kLongestPause = std::chrono::milliseconds(50);
 
 std::string key_of(const std::string& topic, int rank) { return c10::str(topic, "/", rank); }
 
+/// Counts the ranks that have read what rank 0 broadcast.
+std::string readers_key(const std::string& topic) { return c10::str(topic, "/readers"); }
+
 std::string chunk_key(const std::string& key, size_t chunk) { return c10::str(key, "/", chunk); }
 
 }  // namespace
@@ -44,15 +47,19 @@ void Meeting::erase(const std::string& key) {
   store_->deleteKey(key);
 }
 
-std::string Meeting::take(const std::string& key, int sender) {
+Meeting::Message Meeting::read(const std::string& key) {
   const std::string head = store_->get_to_str(key);
-  std::string text;
+  Message message{head[0], ""};
   const size_t chunks = std::stoul(head.substr(1));
   for (size_t i = 0; i < chunks; ++i) {
-    text += store_->get_to_str(chunk_key(key, i));
+    message.text += store_->get_to_str(chunk_key(key, i));
   }
-  TORCH_CHECK(head[0] == kGood, "on rank ", sender, ": ", text);
-  return text;
+  return message;
+}
+
+std::string Meeting::text_of(const Message& message, int sender) {
+  TORCH_CHECK(message.kind == kGood, "on rank ", sender, ": ", message.text);
+  return message.text;
 }
 
 template <typename IsDone, typename Awaited>
@@ -104,7 +111,7 @@ std::vector<std::string> Meeting::gather(const std::string& topic) {
       if (!store_->check({key})) {
         return false;
       }
-      texts[static_cast<size_t>(rank)] = take(key, rank);
+      texts[static_cast<size_t>(rank)] = text_of(read(key), rank);
       erase(key);
       return true;
     });
@@ -137,7 +144,12 @@ std::string Meeting::recv(const std::string& topic) {
     return "";
   }
   wait_until([&] { return store_->check({topic}); }, [] { return "rank 0, which sent nothing"; });
-  return take(topic, 0);
+  const Message message = read(topic);
+  if (store_->add(readers_key(topic), 1) == ranks_ - 1) {
+    erase(topic);
+    store_->deleteKey(readers_key(topic));
+  }
+  return text_of(message, 0);
 }
 
 void Meeting::agree() {

@@ -60,10 +60,16 @@ class Meeting {
   void object(const std::string& reason);
 
  private:
+  struct Message {
+    char kind;
+    std::string text;
+  };
+
   void post(const std::string& key, char kind, const std::string& text);
-  /// The text under a key; throws if it is an error.
-  std::string take(const std::string& key, int sender);
-  /// Removes it, so that a long run does not fill the store.
+  Message read(const std::string& key);
+  /// Throws if it is an error.
+  static std::string text_of(const Message& message, int sender);
+  /// Removes it, so that a long run does not fill the store. Who reads it last does so.
   void erase(const std::string& key);
   /// Calls `is_done` until it is true. `awaited` says for whom it waits.
   template <typename IsDone, typename Awaited>

@@ -95,6 +95,19 @@ std::string node_prefix(int node) {
   return text.data();
 }
 
+int count_nodes(const Manifest& manifest) {
+  int nodes = 0;
+  const auto has = [&](int node) {
+    const std::string prefix = node_prefix(node);
+    const auto first = manifest.tensors.lower_bound(prefix);
+    return first != manifest.tensors.end() && first->first.rfind(prefix, 0) == 0;
+  };
+  while (has(nodes)) {
+    ++nodes;
+  }
+  return nodes;
+}
+
 std::string own_key(const std::string& part, int rank, const std::string& name) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "/rank-%05d/", rank);

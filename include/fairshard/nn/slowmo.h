@@ -16,28 +16,21 @@ namespace fairshard {
 using outer::SlowMoOptions;
 
 /// What SlowMoDistributedDataParallel does whatever its module is.
-class SlowMoBase : private DataParallelBase {
+class SlowMoBase {
  public:
-  /// As in DataParallelBase, inside a node.
-  /// @{
-  using DataParallelBase::no_sync;
-  using DataParallelBase::NoSync;
-  using DataParallelBase::reduce;
-  using DataParallelBase::zero_grad;
-  /// @}
+  SlowMoBase(const SlowMoBase&) = delete;
+  SlowMoBase& operator=(const SlowMoBase&) = delete;
 
   /// Call it after every step of the optimizer, which must have all trainable parameters of the
-  /// module and must not be an OSS, which would bring nodes together in every step. `masters`, if
-  /// given, are full-precision values of all parameters, in their order, which the optimizer has
-  /// instead. Collective over all ranks; blocks while nodes synchronise.
+  /// module: the OSS that was given, or where none was, any other. `masters`, if given, are
+  /// full-precision values of all parameters, in their order, which the optimizer has instead.
+  /// Collective over all ranks; blocks while nodes synchronise.
   outer::StepResult perform_slowmo(torch::optim::Optimizer& optimizer,
                                    const std::vector<at::Tensor>& masters = {});
 
   /// Makes the parameters of all nodes their average, at the end of training say. Collective over
   /// all ranks; blocks.
-  void average_parameters(const std::vector<at::Tensor>& masters = {}) {
-    loop_.synchroniser()->average(masters);
-  }
+  void average_parameters(const std::vector<at::Tensor>& masters = {}) { loop_.average(masters); }
 
   /// Whether there is an outer optimizer, or only averages.
   bool slowmo() const;
@@ -55,21 +48,21 @@ class SlowMoBase : private DataParallelBase {
 
  protected:
   /// See SlowMoDistributedDataParallel.
-  SlowMoBase(const comm::Group& world, std::shared_ptr<torch::nn::Module> module,
-             int ranks_per_node, const SlowMoOptions& options);
+  SlowMoBase(const comm::Group& world, const outer::Nodes& nodes,
+             std::shared_ptr<torch::nn::Module> module, const SlowMoOptions& options);
+  ~SlowMoBase() = default;
 
   /// Everything that comes before a forward.
   void before_slow_forward();
 
+  /// Of what goes on within a node.
+  static DataParallelOptions node_options(const SlowMoOptions& options, bool has_oss);
+
  private:
   friend class Checkpoint;
 
-  SlowMoBase(comm::Group world, const outer::Nodes& nodes,
-             std::shared_ptr<torch::nn::Module> module, const SlowMoOptions& options);
-
   std::shared_ptr<torch::nn::Module> wrapped_;
   outer::SlowLoop loop_;
-  size_t parameters_seen_;
 };
 
 /// Wraps a module, given as itself (`*model`), by its holder (`model`: torch::nn::Sequential, or
@@ -82,24 +75,50 @@ class SlowMoBase : private DataParallelBase {
 ///   loss_of(parallel.forward(input)).backward();
 ///   optimizer.step();
 ///   parallel.perform_slowmo(optimizer);
+///
+/// With an OSS over the ranks of a node, optimizer state, gradients and outer buffers are sharded
+/// there:
+///
+///   outer::Nodes nodes(group, 8);
+///   OSS<AdamW> optimizer(nodes.intra_node(), model, torch::optim::AdamWOptions(1e-3));
+///   SlowMoDistributedDataParallel parallel(group, model, nodes, optimizer);
 template <AnyModule Module>
 class SlowMoDistributedDataParallel : public SlowMoBase {
  public:
   /// A holder or a shared_ptr.
   using Kept = typename detail::KeptModule<Module>::Type;
 
-  /// Collective; blocks.
+  /// One OSS, or none.
+  using Optimizers = typename ShardedDataParallel<Module>::Optimizers;
+
+  /// For any optimizer of the user's but an OSS. Collective; blocks.
   template <AnyModuleOf<ModuleClass<Module>> Given>
   SlowMoDistributedDataParallel(const comm::Group& world, const Given& module, int ranks_per_node,
                                 const SlowMoOptions& options = {})
-      : SlowMoBase(world, shared_module(module), ranks_per_node, options),
-        module_(shared_module(module)) {}
+      : SlowMoDistributedDataParallel(world, module, outer::Nodes(world, ranks_per_node),
+                                      Optimizers(), options) {}
+
+  /// With an OSS over the ranks of a node. Collective; blocks.
+  template <AnyModuleOf<ModuleClass<Module>> Given>
+  SlowMoDistributedDataParallel(const comm::Group& world, const Given& module,
+                                const outer::Nodes& nodes, OssBase& optimizer,
+                                const SlowMoOptions& options = {})
+      : SlowMoDistributedDataParallel(world, module, nodes, Optimizers{optimizer}, options) {}
+
+  /// The same where it is not known when compiled whether there is one. Collective; blocks.
+  template <AnyModuleOf<ModuleClass<Module>> Given>
+  SlowMoDistributedDataParallel(const comm::Group& world, const Given& module,
+                                const outer::Nodes& nodes, const Optimizers& optimizers,
+                                const SlowMoOptions& options = {})
+      : SlowMoBase(world, nodes, shared_module(module), options),
+        parallel_(nodes.intra_node(), module, optimizers,
+                  node_options(options, !optimizers.empty())) {}
 
   /// The module's own, after what has to come before it.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_slow_forward();
-    return module_->forward(std::forward<Arguments>(arguments)...);
+    return parallel_.forward(std::forward<Arguments>(arguments)...);
   }
   /// The same.
   template <typename... Arguments>
@@ -107,22 +126,25 @@ class SlowMoDistributedDataParallel : public SlowMoBase {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
+  /// As in ShardedDataParallel, inside a node.
+  /// @{
+  [[nodiscard]] DataParallelBase::NoSync no_sync() { return parallel_.no_sync(); }
+  void reduce() { parallel_.reduce(); }
+  void zero_grad(bool set_to_none = true) { parallel_.zero_grad(set_to_none); }
+  /// @}
+
   /// What is wrapped.
-  Kept& module() { return module_; }
+  Kept& module() { return parallel_.module(); }
   /// Leads to the module's members.
-  auto* operator->() { return module_.get(); }
+  auto* operator->() { return parallel_.operator->(); }
 
  private:
-  Kept module_;
+  ShardedDataParallel<Module> parallel_;
 };
 
 /// Deduces what the module is held by.
-template <AnyModule Given>
+template <AnyModule Given, typename... Arguments>
 SlowMoDistributedDataParallel(const comm::Group&, const Given&,
-                              int) -> SlowMoDistributedDataParallel<Given>;
-/// The same with options.
-template <AnyModule Given>
-SlowMoDistributedDataParallel(const comm::Group&, const Given&, int,
-                              const SlowMoOptions&) -> SlowMoDistributedDataParallel<Given>;
+                              Arguments&&...) -> SlowMoDistributedDataParallel<Given>;
 
 }  // namespace fairshard

@@ -27,7 +27,8 @@ class CheckpointBase {
 
   /// Keys of a part begin with its name, so that names must not overlap.
   void add_part(const std::string& name, std::shared_ptr<CheckpointPart> part);
-  /// Says that nodes differ: all parts are saved for each of them.
+  /// Says that nodes differ: all parts are saved for each of them. Other numbers of nodes and ranks
+  /// may load them: node m takes what node m modulo the number of nodes then had.
   void set_nodes(const outer::Nodes& nodes);
 
   /// Makes the folder and takes it for this run, as the first save does: throws at once if that is
@@ -51,14 +52,16 @@ class CheckpointBase {
   LoadReport load_from(const std::string& directory, bool strict = true);
 
  private:
-  CheckpointContext describe();
+  std::string prefix() const;
+  std::string prefix_in(const store::Reader& reader) const;
+  CheckpointContext describe(const std::string& prefix);
   store::State state();
 
   /// Among the ranks that have parts alike: all, or those of a node.
   int rank_;
   int ranks_;
-  /// Of all names, if nodes differ.
-  std::string prefix_;
+  /// The number of this one, if nodes differ.
+  std::optional<int> node_;
   store::Saver saver_;
   std::vector<std::pair<std::string, std::shared_ptr<CheckpointPart>>> parts_;
 };

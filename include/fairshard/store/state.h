@@ -78,6 +78,8 @@ class State {
 
 /// What the keys of a node begin with, if nodes differ: "node-00002/".
 std::string node_prefix(int node);
+/// How many nodes have saved keys of their own.
+int count_nodes(const Manifest& manifest);
 
 /// "part/rank-00003/name": the key of something that belongs to one rank.
 std::string own_key(const std::string& part, int rank, const std::string& name);

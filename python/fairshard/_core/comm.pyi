@@ -5,7 +5,7 @@ import torch
 import torch._C._distributed_c10d
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['Environment', 'Group', 'Mesh', 'ReduceOp', 'Work', 'all_gather', 'all_reduce', 'barrier', 'broadcast', 'broadcast_all', 'make_backend', 'meet', 'reduce_scatter']
+__all__: list[str] = ['Environment', 'Group', 'Mesh', 'ReduceOp', 'Work', 'all_gather', 'all_reduce', 'barrier', 'broadcast', 'broadcast_all', 'make_backend', 'meet', 'node_groups', 'reduce_scatter']
 class Environment:
     """
     Who this rank is, by its launcher's variables.
@@ -157,6 +157,10 @@ def make_backend(store: torch.distributed.distributed_c10d.Store, rank: typing.S
 def meet(environment: Environment, timeout_s: typing.SupportsFloat) -> torch.distributed.distributed_c10d.Store:
     """
     Meets the other ranks; the store that they share. Blocks until all ranks have come.
+    """
+def node_groups(all: Group, ranks_per_node: typing.SupportsInt) -> tuple[torch.distributed.distributed_c10d.ProcessGroup, torch.distributed.distributed_c10d.ProcessGroup]:
+    """
+    The groups of the ranks of this rank's node, and of those that have its place on every node. They last while they are used. Collective.
     """
 def reduce_scatter(group: Group, output: torch.Tensor, input: torch.Tensor, op: ReduceOp = ReduceOp.SUM, label: str = '', bounds: collections.abc.Sequence[typing.SupportsInt] = []) -> Work:
     """

@@ -395,7 +395,9 @@ def _weak(method: Callable, owner: Any = None) -> Callable:
 
 def _are_same(ours: list[list], theirs: list[list]) -> bool:
     """Whether two lists of lists are made of the very same objects."""
-    return len(ours) == len(theirs) and all(len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(ours, theirs))
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def _or_before(result: Any, before: Any) -> Any:

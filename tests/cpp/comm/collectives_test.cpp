@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 namespace fairshard::comm {
 namespace collectives_test {
@@ -327,6 +328,21 @@ TEST(Collectives, SubgroupsAreGroups) {
     all_reduce(mine, tensor).wait();
     require(tensor[0].item<float>() == (group.rank() % 2 ? 4 : 2), "wrong sum");
     require((group.rank() % 2 ? even : odd).rank() == -1, "should be outside");
+  });
+}
+
+TEST(Collectives, GroupsLeaveNothingInTheStore) {
+  launch_threads(3, [](Group group) {
+    const auto keys_after_another = [&] {
+      group.duplicate();
+      group.subgroup({0, 2});
+      barrier(group);
+      const int64_t keys = group.process_group()->getStore()->getNumKeys();
+      barrier(group);
+      return keys;
+    };
+    const int64_t keys = keys_after_another();
+    require(keys_after_another() == keys, "another group has left keys");
   });
 }
 

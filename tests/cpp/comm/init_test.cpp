@@ -1,13 +1,11 @@
 // How ranks meet, and what they are told when they do not.
 #include "support/expect_error.h"
+#include "support/loopback_port.h"
 #include <fairshard/comm.h>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,29 +18,7 @@
 namespace fairshard::comm {
 namespace init_test {
 
-/// A port of the loopback interface that nobody else gets while this object lives.
-class LoopbackPort {
- public:
-  explicit LoopbackPort(bool is_busy) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    socklen_t length = sizeof(address);
-    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), length), 0);
-    EXPECT_EQ(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length), 0);
-    port_ = ntohs(address.sin_port);
-    if (is_busy) {
-      EXPECT_EQ(listen(socket_, 1), 0);
-    } else {
-      close(socket_);
-    }
-  }
-  int number() const { return port_; }
-
- private:
-  int socket_;
-  int port_ = 0;
-};
+using test::LoopbackPort;
 
 Environment tcp_environment(int rank, int world_size, int port) {
   Environment env;

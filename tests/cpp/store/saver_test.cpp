@@ -85,6 +85,29 @@ TEST(Saver, ARangeIsPutTogetherFromWhateverTheFilesHave) {
   }
 }
 
+TEST(Saver, LeavesNothingInTheGroupsStore) {
+  const TemporaryDirectory directory;
+  launch_threads(3, [&](Group group) {
+    Saver saver(group, directory.path(), SaverOptions().keep(1));
+    const auto wait_for_all = [&] { comm::all_reduce(group, at::zeros({1})).wait(); };
+    const auto keys_after = [&](int64_t step) {
+      State state = saver.new_state();
+      add_even(state, "a", example({7, 11}));
+      saver.save(step, std::move(state));
+      saver.together([] {});
+      EXPECT_TRUE(saver.latest().has_value());
+      wait_for_all();
+      const int64_t keys = group.process_group()->getStore()->getNumKeys();
+      wait_for_all();
+      return keys;
+    };
+    const int64_t before = keys_after(1);
+    for (int64_t step = 2; step < 5; ++step) {
+      EXPECT_EQ(keys_after(step), before);
+    }
+  });
+}
+
 TEST(Saver, LargeTensorsAreSharedOutAndWrittenOnce) {
   const TemporaryDirectory directory;
   save(directory.path(), 3, 1);

@@ -6,8 +6,8 @@ import torch.distributed.checkpoint.state_dict as torch_states
 from torch.distributed import checkpoint as dcp
 
 from fairshard.checkpoint import Checkpoint
-from fairshard.optim._shards import boxes
 from fairshard.checkpoint.dcp import StorageReader, StorageWriter, get_state_dict, set_state_dict
+from fairshard.optim._shards import boxes
 from support.models import mlp
 from support.parallel import assert_same, ddp, sharded, train, whole
 

@@ -68,6 +68,12 @@ TABLE = {
     ),
     "SlowMo, 1 node": ({"ranks": 2, "nodes": 1, "slowmo": True}, PLAIN2, BITS),
     "SlowMo, 2 nodes of 2": (APART | {"ranks": 4}, APART, SUMS),
+    "SlowMo, 2 nodes of 2, gradients": (APART | {"ranks": 4, "shard": "gradients"}, APART | {"ranks": 4}, BITS),
+    "DiLoCo, 2 nodes of 2, step in backward": (
+        DILOCO | {"ranks": 4, "shard": "gradients", "step_in_backward": True},
+        DILOCO | {"ranks": 4},
+        BITS,
+    ),
     "SlowMo, bf16 in nodes": (APART | {"amp": "bf16"}, APART, LOW),
     "DiLoCo, 1 node": ({"ranks": 2, "nodes": 1, "diloco": True, "slowmo_lr": 1, "slowmo_momentum": 0}, PLAIN2, SUMS),
     "DiLoCo, 2 nodes of 2": (DILOCO | {"ranks": 4, "accumulate": 2}, DILOCO, SUMS),

@@ -32,7 +32,8 @@ BAD = [
 # Pairs of options that make no sense together: both are named.
 CONFLICTS = [
     ({"slowmo": True, "diloco": True, "ranks": 2}, "--slowmo", "--diloco"),
-    ({"slowmo": True, "shard": "gradients", "ranks": 2}, "--slowmo", "--shard"),
+    ({"slowmo": True, "shard": "optimizer", "ranks": 2}, "--slowmo", "--shard"),
+    ({"slowmo": True, "step_in_backward": True, "ranks": 2}, "--step-in-backward", "--shard gradients"),
     ({"diloco": True, "shard": "optimizer", "ranks": 2}, "--diloco", "--shard"),
     ({"slowmo": True, "offload": 2, "ranks": 2}, "--slowmo", "--offload"),
     ({"diloco": True, "adascale": True, "ranks": 2}, "--diloco", "--adascale"),
@@ -41,7 +42,7 @@ CONFLICTS = [
     ({"adascale": True, "ranks": 1}, "--adascale", "--accumulate 2"),
     ({"step_in_backward": True, "shard": "optimizer", "ranks": 2}, "--step-in-backward", "--shard"),
     ({"step_in_backward": True, "offload": 2, "ranks": 2}, "--step-in-backward", "--offload"),
-    ({"step_in_backward": True, "diloco": True, "ranks": 2}, "--step-in-backward", "--diloco"),
+    ({"step_in_backward": True, "diloco": True, "ranks": 2}, "--step-in-backward", "--shard gradients"),
     ({"step_in_backward": True, "clip": 0.5, "ranks": 2}, "--step-in-backward", "--clip"),
     ({"step_in_backward": True, "amp": "fp16", "ranks": 2}, "--step-in-backward", "--amp fp16"),
     ({"step_in_backward": True, "adascale": True, "ranks": 2}, "--step-in-backward", "--adascale"),

@@ -226,10 +226,10 @@ def _oss(rank, world_size):
         optimizer = wrap(OSS(model.parameters(), torch.optim.SGD, lr=0.1))
         before = values(model)
         loss_of(parallel(inputs(rank, 0))).backward()
-        with pytest.raises(ValueError, match=r"does not work with an OSS.*nodes would never train apart"):
+        with pytest.raises(ValueError, match="was made before this OSS"):
             optimizer.step()
         assert all(ours.equal(theirs) for ours, theirs in zip(values(model), before, strict=True))
-    with pytest.raises(ValueError, match="does not work with an OSS"):
+    with pytest.raises(ValueError, match="was made before this OSS"):
         parallel.perform_slowmo(OSS(model.parameters(), torch.optim.SGD, lr=0.1))
     other = mlp(rank)  # which is no part of it
     optimizer = OSS(other.parameters(), torch.optim.SGD, lr=0.1)

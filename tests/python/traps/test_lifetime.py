@@ -14,6 +14,7 @@ from torch import nn
 from fairshard import comm
 from fairshard.checkpoint import Checkpoint
 from fairshard.experimental.nn import OffloadModel
+from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
 from support.models import loss_of
@@ -118,6 +119,27 @@ def _thread_ends(rank, world_size):
 @pytest.mark.cpu_only("NCCL has threads of its own")
 def test_the_communication_thread_ends_with_the_process_group(run_ranks):
     run_ranks(2, _thread_ends)
+
+
+def _groups_end(rank, world_size):
+    """Those between and within nodes, which every wrapper makes for itself, with their threads and connections."""
+    counts = []
+    for _ in range(3):
+        model = nn.Linear(10, 5)
+        parallel = SlowMoDistributedDataParallel(model, nprocs_per_node=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss_of(parallel(torch.ones(2, 10))).backward()
+        optimizer.step()
+        parallel.perform_slowmo(optimizer)
+        del parallel, optimizer
+        gc.collect()
+        counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+    assert len(set(counts)) == 1, f"threads and descriptors: {counts}"
+
+
+@pytest.mark.cpu_only("NCCL has threads of its own")
+def test_the_groups_of_slowmo_end_with_the_wrapper(run_ranks):
+    run_ranks(2, _groups_end)
 
 
 def _free(held):

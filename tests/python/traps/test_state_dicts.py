@@ -11,7 +11,7 @@ from torch.distributed import checkpoint
 
 from fairshard.experimental.nn import OffloadModel
 from support.models import mlp
-from support.parallel import SHARDED, assert_same, ddp, said, sharded, train
+from support.parallel import SHARDED, assert_same, ddp, sharded, train
 from support.ranks import device
 
 pytestmark = pytest.mark.costly

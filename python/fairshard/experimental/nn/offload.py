@@ -156,6 +156,11 @@ class OffloadModel(nn.Module):
         """Runs the model, as a call of the model itself does."""
         return self.model(*inputs, **kwargs)
 
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether ``optimizer`` was given."""
+        return self._worker is not None
+
     @contextlib.contextmanager
     def no_step(self) -> Iterator[None]:
         """With ``optimizer``: within it, backward does not step, and gradients add up for the next that does."""
@@ -175,8 +180,14 @@ class OffloadModel(nn.Module):
     def call_after_backward(self, call: Callable[[], None] | None) -> None:
         """Has ``call`` called at the end of every backward, when gradients are in host memory.
 
-        A ShardedDataParallel around this reduces them so, because its own hooks are on tensors of the host.
+        A ShardedDataParallel around this reduces them so, because its own hooks are on tensors of the host. Refused
+        with ``optimizer``, which has stepped by then with what this rank alone has.
         """
+        if self._worker is not None:
+            raise ValueError(
+                "this OffloadModel steps in backward (its option optimizer), before its gradients could be averaged "
+                "over ranks: leave the option out, and step after backward, by an OSS say"
+            )
         self._pager.set_after_backward(call)
 
     def report(self) -> dict[str, float]:

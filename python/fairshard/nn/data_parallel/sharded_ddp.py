@@ -94,10 +94,11 @@ class ShardedDataParallel(nn.Module):
             "bucket_bytes": 4 * reduce_buffer_size,
             "reduce_dtype": torch.float16 if reduce_fp16 else reduce_dtype,
         }
-        self._engine = self._make_engine(comm.Mesh(process_group, mesh).all, sync_models_at_startup)
-        if is_offloaded:
+        group = comm.Mesh(process_group, mesh).all
+        if is_offloaded and not (module.steps_in_backward and group.size == 1):
             reduce = weakref.WeakMethod(self._reduce_offloaded)
             module.call_after_backward(lambda: (method := reduce()) and method())
+        self._engine = self._make_engine(group, sync_models_at_startup)
         _keep_names_of_module(self)
 
     def _make_engine(self, group: comm.Group, sync: bool) -> _shard.DataParallelEngine:

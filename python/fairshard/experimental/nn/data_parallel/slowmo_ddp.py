@@ -13,9 +13,10 @@ from torch import nn
 
 from fairshard import comm
 from fairshard._core import outer as _outer
-from fairshard.experimental.nn.data_parallel._no_oss import refuse_oss, watch_steps
+from fairshard.experimental.nn.data_parallel._node_oss import check_oss, watch_steps
 from fairshard.experimental.nn.data_parallel._nodes import make_groups
 from fairshard.nn.data_parallel import ShardedDataParallel
+from fairshard.optim import OSS
 
 __all__ = ["SlowMoBaseAlgorithm", "SlowMoDistributedDataParallel"]
 
@@ -36,7 +37,10 @@ class SlowMoDistributedDataParallel(nn.Module):
     Rank r is on node r / nprocs_per_node. Gradients are averaged inside a node in every backward; between nodes
     something travels only in :meth:`perform_slowmo`, which is called after every ``optimizer.step()``. Construction
     takes rank 0's parameters and buffers to all, and is collective; so is every backward. Attributes that are not
-    found here are the module's. An OSS is refused: it would bring nodes together in every step.
+    found here are the module's.
+
+    An OSS that was made before, over the ranks of this node, shards optimizer state, gradients and the outer
+    optimizer's buffers within the node, in all of its modes: each rank synchronises what it owns.
 
     Example::
 
@@ -177,7 +181,6 @@ class SlowMoDistributedDataParallel(nn.Module):
         )
         self._warn_of(self._loop.advice)
         self._synchroniser = self._loop.synchroniser
-        self._parameters_seen = len(names)
         # Not as a module, whose parameters would count twice.
         self.__dict__["_parallel"] = ShardedDataParallel(
             module,
@@ -186,7 +189,8 @@ class SlowMoDistributedDataParallel(nn.Module):
             sync_models_at_startup=False,
             reduce_dtype=reduce_dtype,
         )
-        watch_steps(module, self)
+        if not self._loop.is_sharded:
+            watch_steps(module, self)
 
     process_rank = property(lambda self: self._world.rank, doc="The rank among all.")
     process_world_size = property(lambda self: self._world.size, doc="How many ranks there are.")
@@ -207,8 +211,7 @@ class SlowMoDistributedDataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module."""
         names, tensors = self._named_parameters()
-        if len(names) != self._parameters_seen:
-            self._parameters_seen = len(names)
+        if self._loop.is_behind(len(names)):
             self._loop.set_parameters(names, tensors)
         if self.training:
             self._warn_of(self._loop.count_forward())
@@ -222,7 +225,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         ``fp32_params`` are full-precision values of all parameters, in their order, if the optimizer has those; the
         module's parameters become copies of them.
         """
-        refuse_oss(optimizer)
+        check_oss(optimizer, self._loop.is_sharded)
 
         def zero(tensor: torch.Tensor, fields: list[str]) -> None:
             state = optimizer.state.get(tensor, {})
@@ -230,7 +233,10 @@ class SlowMoDistributedDataParallel(nn.Module):
                 if torch.is_tensor(state.get(field)):
                     state[field].zero_()
 
-        groups = [(float(group["lr"]), group["params"]) for group in optimizer.param_groups]
+        stepped = [group["params"] for group in optimizer.param_groups]
+        if isinstance(optimizer, OSS):
+            stepped = optimizer.sharded_step.slices
+        groups = [(float(group["lr"]), own) for group, own in zip(optimizer.param_groups, stepped, strict=True)]
         masters = [] if fp32_params is None else list(fp32_params)
         has_averaged, stepped = self._loop.step(groups, zero, masters, list(self.module.buffers()))
         if self.verbose and (has_averaged or stepped):
@@ -239,7 +245,7 @@ class SlowMoDistributedDataParallel(nn.Module):
 
     def average_parameters(self, fp32_params: Iterable[torch.Tensor] | None = None) -> None:
         """Makes the parameters of all nodes their average, at the end of training say. To be called on all ranks."""
-        self._synchroniser.average([] if fp32_params is None else list(fp32_params))
+        self._loop.average([] if fp32_params is None else list(fp32_params))
 
     def no_sync(self) -> contextlib.AbstractContextManager:
         """Within it, backward reduces nothing and gradients add up; the next one reduces the sum."""
@@ -263,6 +269,7 @@ class SlowMoDistributedDataParallel(nn.Module):
 
     def state_dict(self, *arguments: Any, **kwargs: Any) -> dict:
         """The module's, and under ``slowmo.`` all that this rank needs to go on. Every rank has its own."""
+        self._parallel.wait_for_parameters()
         state = super().state_dict(*arguments, **kwargs)
         prefix = kwargs.get("prefix", "") + _STATE
         tensors, scalars = self.outer_state()
