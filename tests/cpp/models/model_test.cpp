@@ -1,6 +1,7 @@
 // A model by itself: the loss in chunks, activations that are computed again, and what is refused.
 #include "models/configs.h"
 #include "support/expect_error.h"
+#include <fairshard/amp/autocast.h>
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <c10/core/Allocator.h>
@@ -56,6 +57,25 @@ TEST_P(EachModelAlone, ActivationsThatAreComputedAgainChangeNoBit) {
   const auto again = values_of(model, model->loss(tokens, tokens));
   for (size_t i = 0; i < kept.size(); ++i) {
     EXPECT_TRUE(again[i].equal(kept[i]));
+  }
+}
+
+TEST_P(EachModelAlone, MixedPrecisionRoundsTheSameLoss) {
+  CausalModel model = make_causal(GetParam());
+  model->set_loss_chunk(10);
+  const at::Tensor tokens = make_tokens(1);
+  const auto plain = values_of(model, model->loss(tokens, tokens));
+  at::Tensor loss;
+  {
+    const Autocast autocast(at::kCPU);
+    loss = model->loss(tokens, tokens);
+    EXPECT_EQ(model->forward(tokens).scalar_type(), at::kBFloat16);
+  }
+  const auto mixed = values_of(model, loss);
+  EXPECT_FALSE(mixed[0].equal(plain[0]));
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_EQ(mixed[i].scalar_type(), at::kFloat);
+    EXPECT_LT((mixed[i] - plain[i]).norm().item<double>(), 0.05 * plain[i].norm().item<double>());
   }
 }
 
