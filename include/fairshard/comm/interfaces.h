@@ -33,8 +33,8 @@ ListeningPlace listening_place(bool is_one_machine);
 
 /// The addresses of a host's name, or why there are none.
 struct ResolvedName {
-  std::vector<std::string> addresses;
-  std::string fault;
+  std::vector<std::string> addresses;  ///< numeric; empty if there are none
+  std::string fault;                   ///< empty if there are some
 };
 
 /// Asks the resolver, which may block for as long as it is set to. Local.

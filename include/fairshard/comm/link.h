@@ -7,8 +7,8 @@ namespace fairshard::comm {
 
 /// From one rank to another: `from` has called `to`, and has sent.
 struct Link {
-  int from = 0;
-  int to = 0;
+  int from = 0;         ///< the rank that has called
+  int to = 0;           ///< the rank that was called
   std::string address;  ///< of `to`, with the port; empty if it has not said any
   std::string fault;    ///< what went wrong first; empty if all has been measured
 

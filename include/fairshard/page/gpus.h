@@ -6,6 +6,7 @@
 
 namespace fairshard::page {
 
+/// A GPU that this process sees.
 struct Gpu {
   std::string name;        ///< as the driver says it, or "GPU"
   std::string bus_id;      ///< where it is in the machine; empty if CUDA does not say
