@@ -106,7 +106,7 @@ void WaitWatch::tick() {
     ask();
   }
   // Not at once: groups that are soon gone leave nothing in the store.
-  if (board_ && Clock::now() - made_ > std::min<Duration>(pace().still, seconds(1))) {
+  if (board_ && Clock::now() - made_ > std::min<Duration>(pace().still, seconds(5))) {
     board_->start();
   }
   if (board_) {
