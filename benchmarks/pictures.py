@@ -72,7 +72,7 @@ def lines(curves: dict[str, list[tuple]], x_label: str, y_label: str) -> str:
 
 def panels(series: dict[str, list[list[float]]], unit: str, columns: int = 4) -> str:
     """A small picture for each name, all to one scale: how its lines go away from where they begin, with their ends."""
-    wide, tall, gap, left, top = 150, 70, 34, 70, 30
+    wide, tall, gap, left, top = 190, 70, 34, 20, 30
     moved = {name: [[value - line[0] for value in line] for line in some] for name, some in series.items()}
     most = max((abs(value) for some in moved.values() for line in some for value in line), default=0) or 1
     parts = [f'<text x="{left}" y="16">{escape(unit)}; each frame is from {-most:.3g} to {most:.3g}</text>']

@@ -1,7 +1,7 @@
 """`make soak`: trains a small model for very long in each mode, and fails if anything grows.
 
     python benchmarks/soak.py                                 # 100,000 steps a mode; about an hour on two cores
-    python benchmarks/soak.py --resume                        # the modes that the results do not have yet
+    python benchmarks/soak.py --resume                        # the modes that the results do not have, or shorter
     python benchmarks/soak.py --modes gradients cycles:slowmo --steps 20000 --out trial.json
     python benchmarks/soak.py --seconds 600 --steps 10000000  # as many steps as there is time for
 
@@ -56,7 +56,7 @@ class Quantity:
 QUANTITIES = {
     "resident": Quantity("bytes", 16, 1 << 20),
     "heap": Quantity("bytes", 1, 128 << 10),
-    "objects": Quantity("objects", 0.001, 200),
+    "objects": Quantity("objects", 0.001, 1000),
     "tensors": Quantity("tensors", 0, 2),
     "threads": Quantity("threads", 0, 1),
     "descriptors": Quantity("descriptors", 0, 1),
@@ -66,9 +66,9 @@ QUANTITIES = {
 #: For cycles: torch itself keeps 0.7 KB of every process group that was made and destroyed, and a cycle makes three. A
 #: model that stays has 38 KB of weights alone.
 QUANTITIES_OF_CYCLES = QUANTITIES | {
-    "resident": Quantity("bytes", 8 << 10, 1 << 20),
-    "heap": Quantity("bytes", 4 << 10, 128 << 10),
-    "objects": Quantity("objects", 1, 300),
+    "resident": Quantity("bytes", 8 << 10, 2 << 20),
+    "heap": Quantity("bytes", 4 << 10, 512 << 10),
+    "objects": Quantity("objects", 1, 1000),
 }
 
 
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seconds", type=float, default=math.inf, help="for each mode at most")
     parser.add_argument("--modes", nargs="+", default=[*soak_modes.OURS, *soak_modes.PEERS])
-    parser.add_argument("--resume", action="store_true", help="pass over modes that the results have already")
+    parser.add_argument("--resume", action="store_true", help="pass over modes that the results have at this length")
     parser.add_argument("--out", type=Path, help=f"where to write ({RESULTS.name}, if all is as usual)")
     options = parser.parse_args()
     if options.steps < LEAST_SAMPLES:
@@ -153,8 +153,9 @@ def main() -> None:
     modes = json.loads(out.read_text())["modes"] if out and out.exists() else {}
     grown = []
     for name, make in makers.items():
-        if not options.resume or name not in modes:
-            modes[name] = {"about": machine.about(), **soak(make, work_of(name, options.steps, options.seconds))}
+        work = work_of(name, options.steps, options.seconds)
+        if not options.resume or modes.get(name, {"steps": 0})["steps"] <= work.steps - work.every:
+            modes[name] = {"about": machine.about(), **soak(make, work)}
         if out:
             machine.write(out.stem, {"modes": modes}, out.parent)
         found = growth(name, modes[name])

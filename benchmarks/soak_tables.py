@@ -1,6 +1,7 @@
 """The table of docs/performance.md that says what a soak has found, and what its picture shows."""
 
 import machine
+from soak_modes import OURS, PEERS
 
 LABELS = {"ddp": "DDP", "fsdp": "FSDP2", "cycles": "**made, trained twice and dropped, all modes**"}
 #: What is counted in pieces, which stay the same to the last one.
@@ -18,14 +19,22 @@ def table(modes: dict[str, dict]) -> str:
         "| tensors, threads, descriptors, keys | time of a step, over the run | |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    rows += [_row(name, found) for name, found in modes.items()]
-    where = dict.fromkeys(machine.described(found["about"]) for found in modes.values())
+    names = [*OURS, *PEERS]
+    rows += [
+        _row(name, modes[name]) if name in modes else f"| {_label(name)} | not run | | | | | | |" for name in names
+    ]
+    # Modes were run by different commands, all of them parts of this one.
+    where = dict.fromkeys(machine.described(found["about"] | {"command": "make soak"}) for found in modes.values())
     return "\n".join(rows) + "\n\n" + "\n".join(where) + "\n"
+
+
+def _label(name: str) -> str:
+    return LABELS.get(name, f"**{name}**")
 
 
 def _row(name: str, found: dict) -> str:
     judged = found["judged"]
-    cells = [LABELS.get(name, f"**{name}**"), f"{found['steps']:,}"]
+    cells = [_label(name), f"{found['steps']:,}"]
     cells += [_cell(judged["resident"]), _cell(judged["heap"]), _cell(judged["objects"], 1e3)]
     moved = [f"{each} {_cell(judged[each], 1e3)} in 1,000 steps" for each in PIECES if judged[each]["slope"]]
     cells.append(", ".join(moved) or "the same")
