@@ -132,7 +132,10 @@ ResolvedName resolve(const std::string& host) {
 
 std::string source_address(const std::string& numeric_address) {
   const auto there = SocketAddress::parse(numeric_address, /*port=*/9);
-  const int probe = there ? socket(there->family(), SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+  if (!there) {
+    return "";
+  }
+  const int probe = socket(there->family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_storage own{};
   socklen_t length = sizeof(own);
   const bool is_known = probe >= 0 && connect(probe, there->get(), there->length()) == 0 &&

@@ -19,7 +19,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 /// A transfer takes no longer.
-constexpr double kLongest_s = 0.5;
+constexpr double kLongestSeconds = 0.5;
 
 /// What a rank tells the others, in the store.
 struct CalledPlace {
@@ -47,7 +47,7 @@ class Prober {
         rank_(rank),
         size_(size),
         options_(options),
-        transfer_s_(std::min(kLongest_s, options.transfers_s() / (size * (size - 1.0)))) {
+        transfer_s_(std::min(kLongestSeconds, options.transfers_s() / (size * (size - 1.0)))) {
     own_.host = address;
     if (!address.empty()) {
       std::random_device random;
@@ -92,6 +92,7 @@ class Prober {
   void read_places() {
     set(c10::str("place/", rank_), own_.text());
     std::vector<std::string> keys;
+    keys.reserve(size_);
     for (int rank = 0; rank < size_; ++rank) {
       keys.push_back(c10::str("place/", rank));
     }
@@ -183,7 +184,7 @@ class Prober {
       were_open.push_back(call->is_open());
     }
     const auto bytes = 16 * static_cast<uint64_t>(options_.transfer_bytes());
-    transfer(calls_, std::min(kLongest_s, options_.transfers_s()),
+    transfer(calls_, std::min(kLongestSeconds, options_.transfers_s()),
              bytes / static_cast<uint64_t>(size_ - 1));
     for (size_t i = 0; i < calls_.size(); ++i) {
       if (calls_[i]->is_open()) {

@@ -78,7 +78,7 @@ using ProbeCalls = std::vector<std::unique_ptr<ProbeCall>>;
 /// are neither fail. `while_waiting` is called ten times a second while nothing comes.
 template <typename Function>
 void settle(ProbeCalls& calls, ProbeClock::time_point give_up, const Function& while_waiting) {
-  constexpr int kLook_ms = 100;
+  constexpr int kLookMs = 100;
   while (true) {
     std::vector<pollfd> events;
     std::vector<ProbeCall*> waiting;
@@ -98,7 +98,7 @@ void settle(ProbeCalls& calls, ProbeClock::time_point give_up, const Function& w
       }
       return;
     }
-    const auto wait_ms = static_cast<int>(std::min<int64_t>(left.count(), kLook_ms));
+    const auto wait_ms = static_cast<int>(std::min<int64_t>(left.count(), kLookMs));
     if (poll(events.data(), events.size(), wait_ms) == 0) {
       while_waiting();
     }

@@ -205,7 +205,7 @@ void ProbeServer::answer_all() {
 
 std::set<std::string> ProbeServer::unheard_by() const {
   // The kernel's list of connections; those in this state wait for the caller's second message.
-  const std::string kCalled = "03";
+  const std::string called = "03";
   std::set<std::string> result;
   for (const char* const list : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
     std::ifstream file(list);
@@ -215,7 +215,7 @@ std::set<std::string> ProbeServer::unheard_by() const {
       std::string number, local, remote, state;
       words >> number >> local >> remote >> state;
       const auto colon = local.find(':');
-      if (state == kCalled && colon != std::string::npos &&
+      if (state == called && colon != std::string::npos &&
           std::stoul(local.substr(colon + 1), nullptr, 16) == static_cast<unsigned>(port_)) {
         result.insert(address_of_listed(remote.substr(0, remote.find(':'))));
       }

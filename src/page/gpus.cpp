@@ -30,7 +30,9 @@ std::vector<Gpu> visible_gpus() {
   if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
     return {};
   }
-  const int count = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->deviceCount();
+  const c10::DeviceIndex devices =
+      c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->deviceCount();
+  const int count = static_cast<unsigned char>(devices);
   std::vector<Gpu> gpus(count);
   for (int i = 0; i < count; ++i) {
     gpus[i].bus_id = bus_id_of_device(i);

@@ -37,8 +37,11 @@ std::string CheckpointBase::prefix() const {
 /// Where there were fewer nodes, several take what one had; where there were more, that of the last
 /// ones is left.
 std::string CheckpointBase::prefix_in(const store::Reader& reader) const {
-  const int saved = node_ ? store::count_nodes(reader.manifest()) : 0;
-  return saved > 0 ? store::node_prefix(*node_ % saved) : prefix();
+  if (!node_) {
+    return "";
+  }
+  const int saved = store::count_nodes(reader.manifest());
+  return store::node_prefix(saved > 0 ? *node_ % saved : *node_);
 }
 
 CheckpointContext CheckpointBase::describe(const std::string& prefix) {
