@@ -21,6 +21,7 @@
 #include <optional>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 namespace fairshard::comm {
 namespace waits_test {
@@ -48,17 +49,24 @@ std::string row(const std::string& table, int rank) {
   return "";
 }
 
-/// Asks until the table says so: others may be on their way to where they will wait.
-std::string explain_until(const Group& group, const std::vector<std::string>& words) {
+/// Asks until the table says so, and rows of these ranks do: others may be on their way to where
+/// they will wait.
+std::string explain_until(const Group& group, const std::vector<std::string>& words,
+                          const std::vector<std::pair<int, std::string>>& rows = {}) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   std::string table;
   do {
     table = explain_waits(group);
     if (std::all_of(words.begin(), words.end(),
-                    [&](const auto& each) { return has(table, each); })) {
+                    [&](const auto& each) { return has(table, each); }) &&
+        std::all_of(rows.begin(), rows.end(),
+                    [&](const auto& each) { return has(row(table, each.first), each.second); })) {
       return table;
     }
   } while (std::chrono::steady_clock::now() < deadline);
+  for (const auto& [rank, each] : rows) {
+    TORCH_CHECK(has(row(table, rank), each), "rank ", rank, ": no '", each, "' in: ", table);
+  }
   TORCH_CHECK(false, "no '", c10::Join("' and '", words), "' in: ", table);
 }
 
@@ -184,13 +192,13 @@ TEST(WaitsOfProcesses, AStoppedRankIsNamed) {
         const at::Tensor values = at::ones({4096});
         Work work = all_reduce(group, values, ReduceOp::kSum, "bucket 3");
         if (group.rank() == 0) {
-          const auto table = explain_until(
-              group, {c10::str("rank 2 (pid ", pids[2], " on "), "is stopped, by a SIGSTOP"});
-          require(table, "all were last together in all_gather #0 of Long[3] 'pids', ");
-          require(table, " ago, after step 41");
-          require(row(table, 0), "all_reduce #1 of Float[4096] (sum) 'bucket 3', waits for rank ");
-          require(row(table, 1), c10::str("pid ", pids[1]));
-          require(row(table, 2), "is stopped");
+          explain_until(group,
+                        {c10::str("rank 2 (pid ", pids[2], " on "), "is stopped, by a SIGSTOP",
+                         "all were last together in all_gather #0 of Long[3] 'pids', ",
+                         " ago, after step 41"},
+                        {{0, "all_reduce #1 of Float[4096] (sum) 'bucket 3', waits for rank "},
+                         {1, c10::str("pid ", pids[1])},
+                         {2, "is stopped"}});
           kill(static_cast<pid_t>(pids[2]), SIGCONT);
         }
         work.wait();
@@ -214,9 +222,10 @@ TEST(WaitsOfProcesses, AKilledRankIsNamed) {
                 raise(SIGKILL);
               }
               if (group.rank() == 0) {
-                const auto table = explain_until(group, {"has ended; all were last together in "});
-                require(table, c10::str("verdict: rank 2 (pid ", pids[2], " on "));
-                require(row(table, 2), "has ended");
+                explain_until(group,
+                              {"has ended; all were last together in ",
+                               c10::str("verdict: rank 2 (pid ", pids[2], " on ")},
+                              {{2, "has ended"}});
                 answer.give();
                 store->set("told", "1");
               } else {
@@ -341,12 +350,13 @@ TEST(Waits, ALateRankIsNamedAndTheWaitGoesOn) {
     const at::Tensor values = at::ones({8});
     all_reduce(group, values, ReduceOp::kSum, "bucket 0").wait();
     if (group.rank() == 2) {
-      const auto table = explain_until(group, {"rank 2 has not started all_reduce #1 of Float[8]"});
-      require(table, "'bucket 1': it is in no collective, and its last was all_reduce #0");
-      require(table, " ago, after step 7");
-      require(row(table, 0), "all_reduce #1 of Float[8] (sum) 'bucket 1'");
-      require(row(table, 1), "waits for rank 2 to come");
-      require(row(table, 2), "no collective; last all_reduce #0 of Float[8] (sum) 'bucket 0'");
+      explain_until(group,
+                    {"rank 2 has not started all_reduce #1 of Float[8]",
+                     "'bucket 1': it is in no collective, and its last was all_reduce #0",
+                     " ago, after step 7"},
+                    {{0, "all_reduce #1 of Float[8] (sum) 'bucket 1'"},
+                     {1, "waits for rank 2 to come"},
+                     {2, "no collective; last all_reduce #0 of Float[8] (sum) 'bucket 0'"}});
     }
     all_reduce(group, values, ReduceOp::kSum, "bucket 1").wait();
     TORCH_CHECK(values[0].item<float>() == 9, "wrong sum");
@@ -400,9 +410,10 @@ TEST(Waits, ASkippedCollectiveIsNamed) {
         work.wait();
       }
     }
-    const auto table = explain_until(group, {"rank 1 has not started all_reduce #2 of Float[8]"});
-    require(table, "it is in no collective, and its last was all_reduce #1 of Float[8] (sum), ");
-    require(row(table, 0), "all_reduce #2 of Float[8] (sum), waits for rank 1 to come");
+    explain_until(group,
+                  {"rank 1 has not started all_reduce #2 of Float[8]",
+                   "it is in no collective, and its last was all_reduce #1 of Float[8] (sum), "},
+                  {{0, "all_reduce #2 of Float[8] (sum), waits for rank 1 to come"}});
   });
 }
 
@@ -467,11 +478,11 @@ TEST(WaitsOfOtherBackends, ARankThatHasNotStartedIsNamed) {
     if (group.rank() != 1) {
       work = all_reduce(group, values, ReduceOp::kSum, "second");
     } else {
-      const auto table = explain_until(
-          group, {"rank 1 has not started all_reduce #1 of Float[16] 'second': it is in no "
-                  "collective, and its last was all_reduce #0 of Float[16] 'first'"});
-      require(row(table, 0), "all_reduce #1 of Float[16] 'second'");
-      require(row(table, 1), "no collective; last all_reduce #0");
+      explain_until(
+          group,
+          {"rank 1 has not started all_reduce #1 of Float[16] 'second': it is in no collective, "
+           "and its last was all_reduce #0 of Float[16] 'first'"},
+          {{0, "all_reduce #1 of Float[16] 'second'"}, {1, "no collective; last all_reduce #0"}});
     }
     await_all(group);
   });
@@ -482,10 +493,9 @@ TEST(WaitsOfOtherBackends, RanksOfAnotherModelAreNamed) {
     const at::Tensor values = at::ones({16});
     const Work work =
         group.rank() == 1 ? broadcast(group, values, 0, "b") : all_reduce(group, values);
-    const auto table = explain_until(group, {"the ranks disagree: "});
-    require(table,
-            "ranks 0, 2 called all_reduce #0 of Float[16]; rank 1 called broadcast #0 of "
-            "Float[16] 'b': they run other code");
+    explain_until(group, {"the ranks disagree: ",
+                          "ranks 0, 2 called all_reduce #0 of Float[16]; rank 1 called broadcast "
+                          "#0 of Float[16] 'b': they run other code"});
     await_all(group);
   });
 }
@@ -540,11 +550,11 @@ TEST(WaitsOfLinks, ABlockedDirectionIsNamed) {
                                                     /*from=*/0, /*to=*/1);
       const Group blocked = group_over(group, link);
       const Work work = all_reduce(blocked, at::ones({1 << 18}), ReduceOp::kSum, "wide");
-      const auto table = explain_until(
+      explain_until(
           blocked,
           {"rank 1 hears nothing of rank 0 in all_reduce #0 of Float[262144] (sum) 'wide', "
-           "which all ranks have started"});
-      require(row(table, 1), "waits for rank 0 to come");
+           "which all ranks have started"},
+          {{1, "waits for rank 0 to come"}});
       barrier(group);
     }
     barrier(group);
