@@ -33,8 +33,9 @@ void read_call(std::istream& in, std::optional<StandingNote::Call>& call) {
   bool has_value = false;
   in >> has_value;
   if (in && has_value) {
-    call.emplace();
-    in >> call->sequence >> std::quoted(call->text) >> call->age_s;
+    StandingNote::Call read;
+    in >> read.sequence >> std::quoted(read.text) >> read.age_s;
+    call = std::move(read);
   }
 }
 
