@@ -83,33 +83,31 @@ void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
   messages.push_back(std::move(message));
 }
 
-void Round::check_headers(const Patience& patience) {
+void Round::check_headers(Deadline deadline) {
   for (auto& header : headers_) {
-    wait_for(header, Awaits::kHeader, patience);
+    wait_for(header, deadline);
   }
   compare_headers();
 }
 
-void Round::complete(const Patience& patience) {
-  check_headers(patience);
+void Round::complete(Deadline deadline) {
+  check_headers(deadline);
   // Receives first: Gloo tells them at once that a peer is gone, and sends sometimes not.
   for (const bool is_receive : {true, false}) {
     for (auto& message : messages_) {
       if (message.is_receive == is_receive) {
-        wait_for(message, is_receive ? Awaits::kMessage : Awaits::kSent, patience);
+        wait_for(message, deadline);
       }
     }
   }
 }
 
-void Round::wait_for(Message& message, Awaits what, const Patience& patience) {
+void Round::wait_for(Message& message, Deadline deadline) {
   using std::chrono::milliseconds;
   if (message.is_waited_for) {
     return;
   }
-  const auto left =
-      std::chrono::ceil<milliseconds>(patience.deadline - std::chrono::steady_clock::now());
-  patience.awaited.set(what, message.peer);
+  const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
   if (!message.work) {
     fail(message.peer, message.is_receive, message.post_error);
   }
@@ -119,7 +117,6 @@ void Round::wait_for(Message& message, Awaits what, const Patience& patience) {
   } catch (const std::exception& error) {
     fail(message.peer, message.is_receive, error.what());
   }
-  patience.awaited.clear();
   message.is_waited_for = true;
 }
 

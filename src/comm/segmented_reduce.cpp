@@ -146,14 +146,14 @@ bool SegmentedReduce::is_sent(const at::Tensor& output) const {
   return inputs_[peer].const_data_ptr() == output.const_data_ptr();
 }
 
-bool SegmentedReduce::advance(const Patience& patience) {
+bool SegmentedReduce::advance(Deadline deadline) {
   if (!is_reduced_) {
-    sends_.check_headers(patience);
+    sends_.check_headers(deadline);
     if (then_ == Then::kKeep && is_sent(output_)) {
-      sends_.complete(patience);
+      sends_.complete(deadline);
     }
     for (int64_t i = 0; i < segments(inputs_[call_.rank]); ++i) {
-      arrivals_[i % depth_].complete(patience);
+      arrivals_[i % depth_].complete(deadline);
       reduce(i);
     }
     is_reduced_ = true;
@@ -161,8 +161,8 @@ bool SegmentedReduce::advance(const Patience& patience) {
       return false;
     }
   }
-  gathered_.complete(patience);
-  sends_.complete(patience);
+  gathered_.complete(deadline);
+  sends_.complete(deadline);
   staging_->give_back(block_);
   return true;
 }

@@ -80,6 +80,8 @@ class Group {
 
  private:
   Group() = default;
+  std::string unused_name(const std::string& purpose) const;
+
   std::shared_ptr<State> state_;
 };
 
