@@ -119,7 +119,9 @@ def test_a_file_that_is_written_has_no_name(tmp_path):
 
 
 def test_an_interrupt_ends_it(tmp_path):
-    running = Running(*doctor("--ranks=2", seconds=1000, megabytes=1000), TMPDIR=str(tmp_path))
+    # Whoever starts the tests in the background of a shell may ignore it, and programs inherit that.
+    heeding = ["env", "--default-signal=INT"]
+    running = Running(*heeding, *doctor("--ranks=2", seconds=1000, megabytes=1000), TMPDIR=str(tmp_path))
     running.wait_until(lambda: len(running.ranks) == 2)
     running.process.send_signal(signal.SIGINT)
     code, _, errors = running.end(timeout=20)

@@ -60,6 +60,16 @@ def can_reset_peak():
     return _status("VmHWM") < _status("VmRSS") + 2**24
 
 
+def wrapped(model, mode, optim):
+    return ddp(model, optim, lr=1e-3) if mode == "ddp" else sharded(model, mode, optim, bucket_bytes=None, lr=1e-3)
+
+
+def train(parallel, optimizer, x):
+    optimizer.zero_grad()
+    parallel(x).pow(2).mean().backward()
+    optimizer.step()
+
+
 def measured(rank, world_size, mode, optim=torch.optim.AdamW, is_exact=False):
     """Over the bare model, in models' sizes: the peak of each step, and what is used after the last.
 
@@ -69,19 +79,18 @@ def measured(rank, world_size, mode, optim=torch.optim.AdamW, is_exact=False):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
     x = torch.ones(2, WIDTH, device=device())
     nn.Linear(WIDTH, 4 * WIDTH).to(device())(x).sum().backward()  # what kernels need for themselves
+    # And the code that runs: its pages count once they are touched, and are as many for a model of any size.
+    tiny = nn.Linear(8, 8).to(device())
+    train(*wrapped(tiny, mode, optim), torch.ones(2, 8, device=device()))
+    del tiny
     model = blocks()
     size = sum(parameter.nbytes for parameter in model.parameters())
     bare = used()
     peaks = []
     reset_peak()
-    if mode == "ddp":
-        parallel, optimizer = ddp(model, optim, lr=1e-3)
-    else:
-        parallel, optimizer = sharded(model, mode, optim, bucket_bytes=None, lr=1e-3)
+    parallel, optimizer = wrapped(model, mode, optim)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        parallel(x).pow(2).mean().backward()
-        optimizer.step()
+        train(parallel, optimizer, x)
         peaks.append((peak() - bare) / size)
         reset_peak()
     return peaks, (used() - bare) / size
