@@ -14,10 +14,10 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from gpt import Gpt
 
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale
+from gpt import Gpt
 
 LENGTH = 64
 WARM_UP = 4

@@ -15,13 +15,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from models import make_inputs, make_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fairshard import comm
+from models import make_inputs, make_model
 
 BACKENDS = ("gloo", "fairshard")
 

@@ -19,12 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import machine
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
+import machine
 from fairshard.checkpoint import Checkpoint, latest
 from fairshard.optim import OSS
 

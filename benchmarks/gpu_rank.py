@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import harness
 import torch
 import torch.distributed as dist
+
+import harness
 from models import make_inputs, make_model
 from systems import SYSTEMS, Training, alone
 

@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import torch
+
 import gpu_rank
 import gpu_tables
 import machine
-import torch
 from gpu_rank import Work
 from harness import RankError, in_turn, wrong_losses
 from systems import OURS, SYSTEMS, TORCH

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-import convnet
-import gpt
 import torch
 from torch import nn
+
+import convnet
+import gpt
 
 LENGTH = 64
 IMAGE = 32

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import torch
-from gpt import Block
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fairshard.experimental.nn.offload import OffloadModel
+from gpt import Block
 
 ROWS = {
     "1.2b": (24, 2048, 8),

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from offload import LENGTH, ROWS, link_rate, loss_of, make_model, measure, run_row
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from offload import LENGTH, ROWS, link_rate, loss_of, make_model, measure, run_row
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ADAMW = {"lr": 1e-4, "fused": True}

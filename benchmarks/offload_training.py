@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import machine
 import torch
+
+import machine
 from offload import ROWS
 from offload_rank import OURS, SYSTEMS
 

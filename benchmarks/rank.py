@@ -8,10 +8,11 @@ import time
 import warnings
 from pathlib import Path
 
-import links
-import memory
 import torch
 import torch.distributed as dist
+
+import links
+import memory
 from models import make_inputs, make_model
 from systems import SYSTEMS
 

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+
 from links import inside, slow_link
 from slow_link_rank import SYSTEMS
 

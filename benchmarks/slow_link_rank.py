@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import Gpt
-from rank import sent_bytes
 from torch.nn.parallel import DistributedDataParallel
 
 from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
+from gpt import Gpt
+from rank import sent_bytes
 
 LENGTH = 64
 _SLOWMO = {"slowmo_momentum": 0.2, "slowmo_frequency": 48}

@@ -22,11 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+import torch.multiprocessing as mp
+
 import machine
 import soak_modes
 import soak_rank
-import torch
-import torch.multiprocessing as mp
 import trends
 from soak_rank import RANKS, Work
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import systems
 import torch
-from systems import Training
 from torch import nn
 from torch.nn import functional
+
+import systems
+from systems import Training
 
 BATCH, INPUTS, WIDTH, OUTPUTS = 8, 16, 64, 4
 #: All of the model, or so little of it that it has two buckets: each costs messages, and a run is long.

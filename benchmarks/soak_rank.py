@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import memory
-import systems
 import torch
 import torch.distributed as dist
+
+import memory
+import systems
 from soak_modes import Small, batch, with_loss
 
 #: Of collectives: a rank that is gone ends the run, and a machine that is suspended for minutes does not.
