@@ -132,7 +132,7 @@ void bind_sharded_step(py::module_& m) {
                        const std::function<void(const std::vector<double>&)>& set_numbers,
                        std::optional<int64_t> bucket_bytes, bool whole_tensors, bool master_weights,
                        std::optional<at::ScalarType> gather_dtype, bool overlap_gather,
-                       bool step_in_backward, bool release_parameters) {
+                       bool step_in_backward, bool release_parameters, bool step_in_parts) {
              const auto layout =
                  shard::LayoutOptions()
                      .partition(whole_tensors ? Partition::kTensor : Partition::kEven)
@@ -144,13 +144,17 @@ void bind_sharded_step(py::module_& m) {
                                    .reshard_after_forward(release_parameters)
                                    .reshard_after_step(overlap_gather);
              return make_released<ShardedStep>(
-                 mesh, shard::StepOptions().flat(flat).overlap_gather(overlap_gather),
+                 mesh,
+                 shard::StepOptions()
+                     .flat(flat)
+                     .overlap_gather(overlap_gather)
+                     .step_in_parts(step_in_parts),
                  shard::StepCallbacks{step_slices, numbers, set_numbers});
            }),
            py::arg("mesh"), py::arg("step_slices"), py::arg("numbers"), py::arg("set_numbers"),
            py::kw_only(), py::arg("bucket_bytes"), py::arg("whole_tensors"),
            py::arg("master_weights"), py::arg("gather_dtype"), py::arg("overlap_gather"),
-           py::arg("step_in_backward"), py::arg("release_parameters"))
+           py::arg("step_in_backward"), py::arg("release_parameters"), py::arg("step_in_parts"))
       .def_static("of", &ShardedStep::of, "The step to which a parameter belongs, or None.")
       .def(
           "add",

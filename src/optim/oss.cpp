@@ -22,7 +22,8 @@ shard::StepOptions step_options(const OssOptions& options, shard::Partition part
                 .step_in_backward(options.step_in_backward())
                 .reshard_after_forward(options.release_parameters())
                 .reshard_after_step(options.overlap_gather()))
-      .overlap_gather(options.overlap_gather());
+      .overlap_gather(options.overlap_gather())
+      .step_in_parts(partition == shard::Partition::kEven);
 }
 
 }  // namespace

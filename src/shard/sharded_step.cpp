@@ -11,6 +11,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace fairshard::shard {
 namespace {
@@ -39,6 +40,19 @@ std::string describe(const comm::Mesh& mesh, const StepOptions& options) {
 /// The same on all ranks. Buckets of frozen parameters are not gathered.
 bool may_step(const FlatGroup& group, size_t bucket) {
   return group.bucket(bucket).is_trainable() || group.gradients().has(bucket);
+}
+
+/// The first of the last buckets that together have a quarter of a flat group's elements: so much
+/// is stepped while hardly anything travels, and while it travels the others are stepped.
+size_t begin_of_first_part(const ShardLayout& layout) {
+  const auto& buckets = layout.buckets();
+  const auto add = [](int64_t sum, const Bucket& bucket) { return sum + bucket.length(); };
+  const int64_t wanted = std::accumulate(buckets.begin(), buckets.end(), int64_t{0}, add) / 4;
+  size_t begin = buckets.size();
+  for (int64_t part = 0; begin > 1 && part < wanted;) {
+    part += buckets[--begin].length();
+  }
+  return begin;
 }
 
 }  // namespace
@@ -124,20 +138,37 @@ void ShardedStep::check_has_parameters() const {
   checked_version_ = registry().version();
 }
 
+/// The last buckets hold the first layers, which the next forward needs first.
 void ShardedStep::run_at_once() {
-  std::vector<std::pair<FlatGroup*, const Slice*>> all;
+  std::vector<size_t> begins, middles, ends;
   for (const auto& group : flat_groups_) {
     group->update_masters();
-    for (const Slice& slice : group->slices()) {
-      all.emplace_back(group.get(), &slice);
+    begins.push_back(0);
+    ends.push_back(group->layout().buckets().size());
+    middles.push_back(options_.step_in_parts() ? begin_of_first_part(group->layout())
+                                               : ends.back());
+  }
+  if (middles != ends) {
+    run_part(middles, ends);
+  }
+  run_part(begins, middles);
+}
+
+/// Steps of each flat group the buckets from one to before another, and starts to gather them.
+void ShardedStep::run_part(const std::vector<size_t>& begins, const std::vector<size_t>& ends) {
+  std::vector<std::pair<FlatGroup*, const Slice*>> part;
+  for (size_t i = 0; i < flat_groups_.size(); ++i) {
+    for (const Slice& slice : flat_groups_[i]->slices()) {
+      if (slice.piece.bucket >= begins[i] && slice.piece.bucket < ends[i]) {
+        part.emplace_back(flat_groups_[i].get(), &slice);
+      }
     }
   }
-  step_slices(all);
-  for (const auto& group : flat_groups_) {
-    // The last buckets hold the first layers, which the next forward needs first.
-    for (size_t b = group->layout().buckets().size(); b-- > 0;) {
-      if (may_step(*group, b)) {
-        group->publish(b);
+  step_slices(part);
+  for (size_t i = 0; i < flat_groups_.size(); ++i) {
+    for (size_t b = ends[i]; b-- > begins[i];) {
+      if (may_step(*flat_groups_[i], b)) {
+        flat_groups_[i]->publish(b);
       }
     }
   }

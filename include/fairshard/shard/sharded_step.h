@@ -29,6 +29,9 @@ struct StepOptions {
   TORCH_ARG(FlatOptions, flat);
   /// A step ends while parameters are still being gathered; the next forward waits for them.
   TORCH_ARG(bool, overlap_gather) = false;
+  /// The optimizer may be called for some of its slices and then for the others, so that the first
+  /// travel while the others are stepped.
+  TORCH_ARG(bool, step_in_parts) = false;
 };
 
 /// The sequence of a step, for any optimizer: hand out the gradients of what this rank owns, have
@@ -106,6 +109,7 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
 
   void announce();
   void run_at_once();
+  void run_part(const std::vector<size_t>& begins, const std::vector<size_t>& ends);
   void run_rest_of_backward();
   void step_slices(const std::vector<std::pair<FlatGroup*, const Slice*>>& slices);
   void share_numbers(int leader);

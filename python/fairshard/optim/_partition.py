@@ -10,6 +10,11 @@ def class_of_steps(optim: type, options: dict) -> type:
     return optim.class_of_steps(options) if hasattr(optim, "class_of_steps") else optim
 
 
+def is_known_element_wise(optim: type) -> bool:
+    """Whether it is one of torch's own classes that treat every element by itself, and keep no other counts."""
+    return getattr(torch.optim, optim.__name__, None) is optim and _shard.is_element_wise(optim.__name__)
+
+
 def needs_whole_tensors(optim: type, partition: str) -> bool:
     """Whether slices are whole parameters, for a class that does the arithmetic; see OSS about ``partition``."""
     if partition not in ("auto", "even", "tensor"):
@@ -18,8 +23,8 @@ def needs_whole_tensors(optim: type, partition: str) -> bool:
         raise NotImplementedError("OSS: LBFGS looks at all parameters together, so that its state cannot be sharded")
     if issubclass(optim, torch.optim.SparseAdam):
         raise NotImplementedError("OSS: SparseAdam needs sparse gradients, which cannot be sharded")
+    is_element_wise = is_known_element_wise(optim)
     is_torch = getattr(torch.optim, optim.__name__, None) is optim
-    is_element_wise = is_torch and _shard.is_element_wise(optim.__name__)
     if partition == "even" and is_torch and not is_element_wise:
         raise ValueError(
             f"OSS: {optim.__name__} looks at whole tensors, which partition='even' would split: use 'tensor'"

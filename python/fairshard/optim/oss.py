@@ -13,7 +13,7 @@ from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.optim import _state
 from fairshard.optim._numbers import numbers_of, set_numbers
-from fairshard.optim._partition import class_of_steps, needs_whole_tensors
+from fairshard.optim._partition import class_of_steps, is_known_element_wise, needs_whole_tensors
 from fairshard.optim._shards import shards_of
 from fairshard.optim._twin import Twin
 from fairshard.optim.grad_scaler import scaler_of
@@ -112,6 +112,7 @@ class OSS(torch.optim.Optimizer):
             overlap_gather=overlap_gather,
             step_in_backward=step_in_backward,
             release_parameters=release_parameters,
+            step_in_parts=is_known_element_wise(optim),
         )
         self._layout_version = -1
         self._step_arguments: dict = {}

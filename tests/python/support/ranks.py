@@ -20,7 +20,7 @@ BACKENDS = (
     pytest.param("nccl", marks=[pytest.mark.nccl, pytest.mark.gpu]),
 )
 MOST_GPU_RANKS = 4
-TIMEOUT = datetime.timedelta(seconds=100)  # of torch's own collectives, whose default is half an hour
+TIMEOUT = datetime.timedelta(minutes=5)  # of collectives, as one rank may compile for the others on a loaded machine
 
 # Ranks are forked from a server that has imported what takes long, and has done nothing else.
 multiprocessing.set_forkserver_preload(["torch._dynamo", "fairshard.nn.data_parallel", "pytest"])
