@@ -98,7 +98,7 @@ class ShardedStep:
         """
         The step to which a parameter belongs, or None.
         """
-    def __init__(self, mesh: fairshard._core.comm.Mesh, step_slices: collections.abc.Callable[[collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]]], None], numbers: collections.abc.Callable[[], list[float]], set_numbers: collections.abc.Callable[[collections.abc.Sequence[typing.SupportsFloat]], None], *, bucket_bytes: typing.SupportsInt | None, whole_tensors: bool, master_weights: bool, gather_dtype: torch.dtype | None, overlap_gather: bool, step_in_backward: bool, release_parameters: bool) -> None:
+    def __init__(self, mesh: fairshard._core.comm.Mesh, step_slices: collections.abc.Callable[[collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]]], None], numbers: collections.abc.Callable[[], list[float]], set_numbers: collections.abc.Callable[[collections.abc.Sequence[typing.SupportsFloat]], None], *, bucket_bytes: typing.SupportsInt | None, whole_tensors: bool, master_weights: bool, gather_dtype: torch.dtype | None, overlap_gather: bool, step_in_backward: bool, release_parameters: bool, step_in_parts: bool) -> None:
         ...
     def add(self, arg0: collections.abc.Sequence[str], arg1: collections.abc.Sequence[torch.Tensor], arg2: collections.abc.Sequence[typing.SupportsInt], arg3: typing.SupportsInt) -> None:
         ...

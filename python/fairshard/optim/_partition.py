@@ -10,7 +10,13 @@ def class_of_steps(optim: type, options: dict) -> type:
     return optim.class_of_steps(options) if hasattr(optim, "class_of_steps") else optim
 
 
-def is_known_element_wise(optim: type) -> bool:
+def may_step_in_parts(optim: type, steps: type) -> bool:
+    """Whether ``optim`` may be called for some slices and then for the others: a class that wraps another counts calls."""
+    is_wrapper = isinstance(optim, type) and steps is not optim
+    return not is_wrapper and _is_known_element_wise(steps)
+
+
+def _is_known_element_wise(optim: type) -> bool:
     """Whether it is one of torch's own classes that treat every element by itself, and keep no other counts."""
     return getattr(torch.optim, optim.__name__, None) is optim and _shard.is_element_wise(optim.__name__)
 
@@ -23,7 +29,7 @@ def needs_whole_tensors(optim: type, partition: str) -> bool:
         raise NotImplementedError("OSS: LBFGS looks at all parameters together, so that its state cannot be sharded")
     if issubclass(optim, torch.optim.SparseAdam):
         raise NotImplementedError("OSS: SparseAdam needs sparse gradients, which cannot be sharded")
-    is_element_wise = is_known_element_wise(optim)
+    is_element_wise = _is_known_element_wise(optim)
     is_torch = getattr(torch.optim, optim.__name__, None) is optim
     if partition == "even" and is_torch and not is_element_wise:
         raise ValueError(

@@ -13,7 +13,7 @@ from fairshard import comm
 from fairshard._core import shard as _shard
 from fairshard.optim import _state
 from fairshard.optim._numbers import numbers_of, set_numbers
-from fairshard.optim._partition import class_of_steps, is_known_element_wise, needs_whole_tensors
+from fairshard.optim._partition import class_of_steps, may_step_in_parts, needs_whole_tensors
 from fairshard.optim._shards import shards_of
 from fairshard.optim._twin import Twin
 from fairshard.optim.grad_scaler import scaler_of
@@ -97,7 +97,8 @@ class OSS(torch.optim.Optimizer):
     ) -> None:
         self._mesh = comm.Mesh(group, mesh)
         self._group = self._mesh.shards
-        self._whole_tensors = needs_whole_tensors(class_of_steps(optim, default), partition)
+        steps = class_of_steps(optim, default)
+        self._whole_tensors = needs_whole_tensors(steps, partition)
         self._step_in_backward = step_in_backward
         self._overlap_gather = overlap_gather
         self._sharded_step = _shard.ShardedStep(
@@ -112,7 +113,7 @@ class OSS(torch.optim.Optimizer):
             overlap_gather=overlap_gather,
             step_in_backward=step_in_backward,
             release_parameters=release_parameters,
-            step_in_parts=is_known_element_wise(optim),
+            step_in_parts=may_step_in_parts(optim, steps),
         )
         self._layout_version = -1
         self._step_arguments: dict = {}
