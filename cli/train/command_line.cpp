@@ -113,7 +113,7 @@ void add_node_options(CLI::App& app, TrainOptions& options) {
                  "steps that a fragment may travel before it is taken in")
       ->check(whole_number(0));
   app.add_option("--wire", options.wire, "precision of what travels between nodes ")
-      ->check(CLI::IsMember({"float32", "bfloat16", "int8"}));
+      ->check(CLI::IsMember({"float32", "bfloat16", "int8", "sparse"}));
 }
 
 void add_rank_options(CLI::App& app, TrainOptions& options) {

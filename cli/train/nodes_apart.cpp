@@ -11,7 +11,8 @@ namespace {
 outer::WireFormat wire_of(const std::string& name) {
   return name == "float32"    ? outer::WireFormat::kFloat32
          : name == "bfloat16" ? outer::WireFormat::kBFloat16
-                              : outer::WireFormat::kInt8;
+         : name == "int8"     ? outer::WireFormat::kInt8
+                              : outer::WireFormat::kSparse;
 }
 
 SlowMoOptions slowmo_options(const TrainOptions& options) {

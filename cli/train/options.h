@@ -58,7 +58,7 @@ struct TrainOptions {
   std::optional<double> slowmo_lr;
   int fragments = 1;
   int64_t fragment_delay = 0;
-  /// "float32", "bfloat16" or "int8".
+  /// "float32", "bfloat16", "int8" or "sparse".
   std::string wire = "float32";
 
   // Where it runs

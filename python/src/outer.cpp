@@ -47,7 +47,8 @@ void bind_options(py::module_& m) {
   py::enum_<WireFormat>(m, "WireFormat")
       .value("FLOAT32", WireFormat::kFloat32)
       .value("BFLOAT16", WireFormat::kBFloat16)
-      .value("INT8", WireFormat::kInt8);
+      .value("INT8", WireFormat::kInt8)
+      .value("SPARSE", WireFormat::kSparse);
   py::enum_<GossipGraph>(m, "GossipGraph")
       .value("EXPONENTIAL", GossipGraph::kExponential)
       .value("RING", GossipGraph::kRing);

@@ -1,44 +1,10 @@
 #include "wire.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include "codes.h"
 
-#include <utility>
+#include <ATen/ops/empty.h>
 
 namespace fairshard::outer {
-namespace {
-
-constexpr int64_t kInt8Block = 256;
-constexpr int64_t kScaleBytes = 4;
-
-int64_t blocks_of(int64_t length) { return (length + kInt8Block - 1) / kInt8Block; }
-
-}  // namespace
-
-at::Tensor encode_int8(const at::Tensor& values) {
-  const int64_t length = values.numel();
-  const int64_t blocks = blocks_of(length);
-  const at::Tensor padded = at::zeros({blocks * kInt8Block}, values.options().dtype(at::kFloat));
-  padded.narrow(0, 0, length).copy_(values);
-  const at::Tensor rows = padded.view({blocks, kInt8Block});
-  const at::Tensor scales = rows.abs().amax({1}, /*keepdim=*/true).div_(127);
-  // A block of zeros has scale 0, and codes 0 whatever they are divided by.
-  const at::Tensor codes = rows.div(scales.clamp_min(1e-30)).round_().to(at::kChar);
-  return at::cat({scales.view(-1).view(at::kByte), codes.view(-1).view(at::kByte)});
-}
-
-at::Tensor decode_int8(const at::Tensor& message, int64_t length) {
-  const int64_t blocks = blocks_of(length);
-  const at::Tensor scales = message.narrow(0, 0, blocks * kScaleBytes).clone().view(at::kFloat);
-  const at::Tensor codes = message.narrow(0, blocks * kScaleBytes, blocks * kInt8Block);
-  return codes.view(at::kChar)
-      .view({blocks, kInt8Block})
-      .to(at::kFloat)
-      .mul_(scales.view({blocks, 1}))
-      .view(-1)
-      .narrow(0, 0, length);
-}
 
 PendingAverage::PendingAverage(const comm::Group& inter_node, const at::Tensor& values,
                                WireFormat format, const at::Tensor& error, const std::string& label)
@@ -49,17 +15,19 @@ PendingAverage::PendingAverage(const comm::Group& inter_node, const at::Tensor& 
     work_ = comm::all_reduce(inter_node, sent_, comm::ReduceOp::kAvg, label);
     return;
   }
-  error.add_(values);
-  if (format == WireFormat::kBFloat16) {
-    sent_ = error.to(at::kBFloat16);
-    error.sub_(sent_);
-    work_ = comm::all_reduce(inter_node, sent_, comm::ReduceOp::kAvg, label);
+  const Code* const code = code_of(format);
+  if (code) {
+    error.mul_(code->kept_error).add_(values);
+    sent_ = code->encode(error);
+    error.sub_(code->decode(sent_, length_));
+    messages_ = at::empty({inter_node.size(), sent_.numel()}, sent_.options());
+    work_ = comm::all_gather(inter_node, messages_, sent_, label);
     return;
   }
-  sent_ = encode_int8(error);
-  error.sub_(decode_int8(sent_, length_));
-  messages_ = at::empty({inter_node.size(), sent_.numel()}, sent_.options());
-  work_ = comm::all_gather(inter_node, messages_, sent_, label);
+  error.add_(values);
+  sent_ = error.to(at::kBFloat16);
+  error.sub_(sent_);
+  work_ = comm::all_reduce(inter_node, sent_, comm::ReduceOp::kAvg, label);
 }
 
 const at::Tensor& PendingAverage::wait() {
@@ -67,11 +35,12 @@ const at::Tensor& PendingAverage::wait() {
     return result_;
   }
   work_.wait();
-  if (format_ == WireFormat::kInt8) {
+  if (messages_.defined()) {
+    const Code& code = *code_of(format_);
     // In the order of nodes, so that all get the same bits.
-    at::Tensor sum = decode_int8(messages_[0], length_);
+    at::Tensor sum = code.decode(messages_[0], length_);
     for (int64_t node = 1; node < messages_.size(0); ++node) {
-      sum = sum.add_(decode_int8(messages_[node], length_));
+      sum = sum.add_(code.decode(messages_[node], length_));
     }
     result_ = sum.div_(static_cast<double>(messages_.size(0))).to(options_.dtype());
     messages_.reset();

@@ -36,8 +36,4 @@ class PendingAverage {
   at::Tensor result_;
 };
 
-/// Values as bytes: a scale (float32) for every 256 of them, then the codes.
-at::Tensor encode_int8(const at::Tensor& values);
-at::Tensor decode_int8(const at::Tensor& message, int64_t length);
-
 }  // namespace fairshard::outer

@@ -33,6 +33,9 @@ enum class WireFormat {
   kBFloat16,
   /// The same with a scale for every 256 elements.
   kInt8,
+  /// Of every 4096 elements of these differences the 64 largest, in 2 bits and a place each; the
+  /// others go with later messages, while they fade.
+  kSparse,
 };
 
 /// Whom a node of SGP sends to.

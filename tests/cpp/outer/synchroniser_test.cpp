@@ -4,10 +4,16 @@
 #include <fairshard/nn/slowmo.h>
 #include <fairshard/optim/fused.h>
 
+#include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
 #include <mutex>
+#include <numeric>
+#include <vector>
 
 namespace fairshard {
 namespace synchroniser_test {
@@ -300,21 +306,87 @@ TEST(SlowMo, NarrowFormatsGiveAllNodesTheSameAndLoseNothingInTheLongRun) {
   }
 }
 
-TEST(SlowMo, Int8SendsAQuarterOfTheBytes) {
+/// What a sparse message has of some values: of every 4096 the 64 largest, as one of two
+/// magnitudes.
+at::Tensor sparse_part(const at::Tensor& values) {
+  const at::Tensor result = at::zeros_like(values);
+  const float* const all = values.data_ptr<float>();
+  for (int64_t begin = 0; begin < values.numel(); begin += 4096) {
+    std::vector<int64_t> places(std::min<int64_t>(4096, values.numel() - begin));
+    std::iota(places.begin(), places.end(), begin);
+    std::ranges::sort(places, std::greater<>(), [&](int64_t i) { return std::abs(all[i]); });
+    places.resize(64);
+    const auto mean_of = [&](auto&& is_counted) {
+      double sum = 0, count = 0;
+      for (const int64_t i : places) {
+        sum += is_counted(i) ? std::abs(all[i]) : 0;
+        count += is_counted(i);
+      }
+      return sum / count;
+    };
+    const double mean = mean_of([](int64_t) { return true; });
+    const auto is_large = [&](int64_t i) { return std::abs(all[i]) > mean; };
+    const double large = mean_of(is_large);
+    const double small = mean_of([&](int64_t i) { return !is_large(i); });
+    for (const int64_t i : places) {
+      const double magnitude = c10::BFloat16(static_cast<float>(is_large(i) ? large : small));
+      result[i] = all[i] < 0 ? -magnitude : magnitude;
+    }
+  }
+  return result;
+}
+
+TEST(SlowMo, SparseMessagesHaveTheLargestAndTheOthersFollow) {
   launch_threads(2, [](Group group) {
-    uint64_t sent[2];
-    for (const bool is_narrow : {false, true}) {
-      const auto options = OuterOptions(kSlowMo).average_frequency(1).wire(
-          is_narrow ? WireFormat::kInt8 : WireFormat::kFloat32);
+    const at::NoGradGuard no_grad;
+    const auto options = OuterOptions()
+                             .optimizer(OuterOptimizerKind::kAverage)
+                             .average_frequency(1)
+                             .wire(WireFormat::kSparse);
+    const int64_t length = 10000;  // two chunks and a part of one
+    const at::Tensor x = at::zeros({length}).requires_grad_();
+    outer::Synchroniser synchroniser(outer::Nodes(group, 1), {{"x", x}}, options);
+    const auto change = [&](int rank, int call) {
+      return at::arange(length, at::kFloat).mul(0.37 + rank).add(call).sin().pow(5);
+    };
+    at::Tensor expected = at::zeros({length});
+    at::Tensor left[2] = {at::zeros({length}), at::zeros({length})};
+    for (int call = 0; call < 4; ++call) {
+      x.add_(change(group.rank(), call));
+      synchroniser.step();
+      require_same_on_all(group, {x});
+      at::Tensor sum = at::zeros({length});
+      for (int rank = 0; rank < 2; ++rank) {
+        left[rank] = left[rank] * 0.95 - change(rank, call);
+        const at::Tensor sent = sparse_part(left[rank]);
+        left[rank] -= sent;
+        sum += sent;
+      }
+      expected -= sum / 2;
+      const double gap = (x - expected).abs().max().item<double>();
+      TORCH_CHECK(gap < 1e-5, "off by ", gap, " at call ", call);
+      TORCH_CHECK(x.count_nonzero().item<int64_t>() <= 2 * 3 * 64 * (call + 1),
+                  "more than was sent");
+    }
+  });
+}
+
+TEST(SlowMo, NarrowFormatsSendFewerBytes) {
+  launch_threads(2, [](Group group) {
+    const auto sent_with = [&](WireFormat wire) {
+      const auto options = OuterOptions(kSlowMo).average_frequency(1).wire(wire);
       outer::Synchroniser synchroniser(outer::Nodes(group, 1),
-                                       {{"x", at::ones({100000}).requires_grad_()}}, options);
+                                       {{"x", at::ones({32 * 16384}).requires_grad_()}}, options);
       outer::StepInput step;
       step.learning_rates = {0.1};
       synchroniser.step(step);
-      sent[is_narrow] = synchroniser.report().inter_node_bytes;
-    }
-    const double ratio = static_cast<double>(sent[0]) / static_cast<double>(sent[1]);
-    TORCH_CHECK(ratio > 3.8 && ratio <= 4, "ratio ", ratio);
+      return static_cast<double>(synchroniser.report().inter_node_bytes);
+    };
+    const double whole = sent_with(WireFormat::kFloat32);
+    const double int8 = whole / sent_with(WireFormat::kInt8);
+    TORCH_CHECK(int8 > 3.8 && int8 <= 4, "ratio ", int8);
+    const double sparse = whole / sent_with(WireFormat::kSparse);
+    TORCH_CHECK(sparse > 138 && sparse < 142, "ratio ", sparse);
   });
 }
 

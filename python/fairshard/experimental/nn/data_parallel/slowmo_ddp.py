@@ -82,7 +82,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         fragments: streaming: so many parts of the parameters take turns.
         fragment_delay: how many calls after it was sent a part is taken in.
         local_weight: the weight that a node's own values keep then.
-        wire: "float32", "bfloat16" or "int8": what travels between nodes.
+        wire: "float32", "bfloat16", "int8" or "sparse": what travels between nodes.
         zero_inner_momentum: whether a slow step zeroes SGD's momentum (default: that of slow momentum does).
         zero_adam: whether a slow step makes Adam's averages start anew.
         reduce_dtype: the dtype in which gradients travel inside a node.
