@@ -11,7 +11,7 @@ def class_of_steps(optim: type, options: dict) -> type:
 
 
 def may_step_in_parts(optim: type, steps: type) -> bool:
-    """Whether ``optim`` may be called for some slices and then for the others: a class that wraps another counts calls."""
+    """Whether ``optim`` may be called for some slices, then for the others: a class that wraps another counts calls."""
     is_wrapper = isinstance(optim, type) and steps is not optim
     return not is_wrapper and _is_known_element_wise(steps)
 
