@@ -235,11 +235,14 @@ class WireFormat:
       BFLOAT16
     
       INT8
+    
+      SPARSE
     """
     BFLOAT16: typing.ClassVar[WireFormat]  # value = <WireFormat.BFLOAT16: 1>
     FLOAT32: typing.ClassVar[WireFormat]  # value = <WireFormat.FLOAT32: 0>
     INT8: typing.ClassVar[WireFormat]  # value = <WireFormat.INT8: 2>
-    __members__: typing.ClassVar[dict[str, WireFormat]]  # value = {'FLOAT32': <WireFormat.FLOAT32: 0>, 'BFLOAT16': <WireFormat.BFLOAT16: 1>, 'INT8': <WireFormat.INT8: 2>}
+    SPARSE: typing.ClassVar[WireFormat]  # value = <WireFormat.SPARSE: 3>
+    __members__: typing.ClassVar[dict[str, WireFormat]]  # value = {'FLOAT32': <WireFormat.FLOAT32: 0>, 'BFLOAT16': <WireFormat.BFLOAT16: 1>, 'INT8': <WireFormat.INT8: 2>, 'SPARSE': <WireFormat.SPARSE: 3>}
     def __eq__(self, other: typing.Any) -> bool:
         ...
     def __getstate__(self) -> int:
