@@ -51,7 +51,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--kill-at", type=int, default=-1)
     arguments = parser.parse_args()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    # On this machine alone, with no port to the network.
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     with tempfile.TemporaryDirectory() as folder:
         trainer = TorchTrainer(
             train_loop,

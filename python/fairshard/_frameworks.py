@@ -11,6 +11,7 @@ from fairshard.optim import OSS, ShardedGradScaler
 #: What an integration knows itself.
 _ITS_OWN = {"self", "params", "optim", "group", "module", "sharded_optimizer", "process_group", "device_ids"}
 _ITS_OWN |= {"model", "nprocs_per_node", "optimizer", "kwargs", "default"}
+_ITS_OWN |= {"model_averaging_period"}  # for Lightning's post-local SGD; ours is SlowMoStrategy
 
 
 def split(options: dict[str, Any], *takers: type) -> list[dict[str, Any]]:

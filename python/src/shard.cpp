@@ -187,7 +187,8 @@ void bind_engine(py::module_& m) {
                        const std::vector<at::Tensor>& tensors,
                        const std::vector<at::Tensor>& buffers, bool shard_gradients,
                        bool broadcast_buffers, bool sync_at_startup, bool reduce_in_backward,
-                       int64_t bucket_bytes, std::optional<at::ScalarType> reduce_dtype) {
+                       int64_t bucket_bytes, std::optional<at::ScalarType> reduce_dtype,
+                       bool static_graph) {
              return make_released<DataParallelEngine>(group, to_parameters(names, tensors), buffers,
                                                       shard::EngineOptions()
                                                           .shard_gradients(shard_gradients)
@@ -195,12 +196,13 @@ void bind_engine(py::module_& m) {
                                                           .sync_at_startup(sync_at_startup)
                                                           .reduce_in_backward(reduce_in_backward)
                                                           .bucket_bytes(bucket_bytes)
-                                                          .reduce_dtype(reduce_dtype));
+                                                          .reduce_dtype(reduce_dtype)
+                                                          .static_graph(static_graph));
            }),
            released, py::arg("group"), py::arg("names"), py::arg("tensors"), py::arg("buffers"),
            py::kw_only(), py::arg("shard_gradients"), py::arg("broadcast_buffers"),
            py::arg("sync_at_startup"), py::arg("reduce_in_backward"), py::arg("bucket_bytes"),
-           py::arg("reduce_dtype"))
+           py::arg("reduce_dtype"), py::arg("static_graph"))
       .def(
           "set_parameters",
           [](DataParallelEngine& engine, const std::vector<std::string>& names,

@@ -46,6 +46,7 @@ shard::EngineOptions engine_options(const DataParallelOptions& options) {
       .broadcast_buffers(options.broadcast_buffers())
       .sync_at_startup(options.sync_models_at_startup())
       .bucket_bytes(options.bucket_bytes())
+      .static_graph(options.static_graph())
       .buckets_in_flight(options.buckets_in_flight())
       .reduce_dtype(options.reduce_dtype());
 }

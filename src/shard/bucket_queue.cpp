@@ -81,7 +81,7 @@ void BucketQueue::begin() {
   const at::NoGradGuard no_grad;
   context_.replica_sums.start_rest();
   announce();
-  context_.used = UsedParameters(context_.groups);
+  context_.used = UsedParameters(context_.groups, promise_);
   context_.scaler = scale::scaler_of_backward();
   for (size_t g = 0; g < context_.groups.size(); ++g) {
     reductions_[g]->begin_backward(*context_.groups[g]);
@@ -221,6 +221,9 @@ void BucketQueue::start_ready() {
 
 void BucketQueue::start(PendingBucket& bucket) {
   const comm::ProfilerRange range([&] { return "reduce " + bucket.label(context_); });
+  if (promise_) {
+    context_.used.check_promise(context_.groups, bucket.parameters(context_));
+  }
   if (bucket.is_packed(context_)) {
     ensure_memory(bucket);
     bucket.packing.pack(bucket.values(context_), bucket.flat,
@@ -252,6 +255,9 @@ void BucketQueue::finish() {
       reduction->finish();
     }
     context_.used.take(std::move(agreement), [&](comm::Work& work) { context_.wait(work); });
+    if (context_.options.static_graph() && !promise_) {
+      promise_ = context_.used.as_promise();
+    }
     publish();
     for (const auto& group : context_.groups) {
       if (group->schedule()) {
@@ -286,7 +292,7 @@ void BucketQueue::return_what_is_free() const {
 UsedParameters::Agreement BucketQueue::start_agreement() {
   std::vector<ParameterId> ids;
   for (const PendingBucket& bucket : buckets_) {
-    if (bucket.is_active && reduction_of(bucket).agrees_at_end()) {
+    if (!promise_ && bucket.is_active && reduction_of(bucket).agrees_at_end()) {
       const auto own = bucket.parameters(context_);
       ids.insert(ids.end(), own.begin(), own.end());
     }

@@ -56,6 +56,8 @@ class BucketQueue {
   std::vector<PendingBucket> buckets_;
   /// For each group and bucket, its place in buckets_.
   std::vector<std::vector<size_t>> places_;
+  /// See Note [Static graphs] in used_parameters.h.
+  std::shared_ptr<const UsedParameters::Promise> promise_;
   /// Parameters as their gradients came, until the order is known.
   std::vector<ParameterId> arrivals_;
   bool is_order_known_ = false;

@@ -48,7 +48,8 @@ DataParallelEngine::DataParallelEngine(comm::Group group, std::vector<Parameter>
       buffers_(std::make_shared<Buffers>(
           Buffers{group_, options.broadcast_buffers() ? buffers : std::vector<at::Tensor>()})) {
   TORCH_CHECK_VALUE(!parameters_.empty(), "the model has no parameters to train");
-  check_same_parameters(group_, parameters_);
+  check_same_parameters(group_, parameters_,
+                        options.static_graph() ? "a static_graph" : "no static_graph");
   if (options.sync_at_startup()) {
     std::vector<at::Tensor> all = buffers;
     for (const Parameter& parameter : parameters_) {
@@ -187,6 +188,7 @@ void DataParallelEngine::make_reducer(const std::vector<std::shared_ptr<ShardedS
   reducer_ = std::make_unique<GradReducer>(
       std::move(groups), ReducerOptions()
                              .mode(is_sharded ? GradientMode::kSharded : GradientMode::kReplicated)
+                             .static_graph(options_.static_graph())
                              .buckets_in_flight(options_.buckets_in_flight())
                              .wire_dtype(options_.reduce_dtype())
                              .comm_hook(comm_hook_)
@@ -306,6 +308,9 @@ void DataParallelEngine::begin_join() {
   connect();
   // At once, and not in the first forward or backward, which a rank without inputs does not have.
   TORCH_CHECK(!blocks_.reshards(), "release_parameters cannot be used within join()");
+  TORCH_CHECK(!options_.static_graph(),
+              "static_graph cannot be used within join(), where a rank "
+              "without inputs uses no parameters");
   for (const auto& group : flat_groups_) {
     TORCH_CHECK(!group->options().step_in_backward(),
                 "step_in_backward cannot be used within join()");

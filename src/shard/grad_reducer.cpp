@@ -73,10 +73,11 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
       const ReducerOptions& others = members_[0].options;
       TORCH_CHECK_VALUE(
           others.mode() == options.mode() && others.wire_dtype() == options.wire_dtype() &&
-              others.comm_hook() == options.comm_hook(),
+              others.comm_hook() == options.comm_hook() && !others.static_graph() &&
+              !options.static_graph(),
           "models that share parameter '", groups[0].group->parameters()[0].name,
           "' or others of its optimizer must be wrapped with the same mode, reduce_dtype and "
-          "communication hook");
+          "communication hook, and without static_graph");
     }
     members_.push_back({reducer, std::move(groups), options});
     is_stale_ = true;

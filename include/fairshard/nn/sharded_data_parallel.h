@@ -44,6 +44,9 @@ struct DataParallelOptions {
   // Performance
   /// How much is communicated together in the replicated mode; otherwise the OSS has set it.
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
+  /// The promise that every backward that is reduced uses the same parameters (on a rank; ranks may
+  /// differ): saves a message in each. One that breaks it throws.
+  TORCH_ARG(bool, static_graph) = false;
   /// How many buckets may be under way at once. Each needs its own memory.
   TORCH_ARG(int, buckets_in_flight) = 2;
   /// The dtype in which gradients travel, for instance at::kBFloat16. Sums are taken in float32

@@ -30,6 +30,8 @@ struct EngineOptions {
   /// How much is communicated together where there is no ShardedStep, which has layouts of its own.
   TORCH_ARG(int64_t, bucket_bytes) = 25 << 20;
   /// See ReducerOptions.
+  TORCH_ARG(bool, static_graph) = false;
+  /// See ReducerOptions.
   TORCH_ARG(int, buckets_in_flight) = 2;
   /// The dtype in which gradients travel.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype);

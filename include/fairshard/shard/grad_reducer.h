@@ -17,7 +17,7 @@ namespace fairshard::shard {
 ///
 /// Note [Unused parameters]: ranks agree by one small reduction per backward on which parameters
 /// had a gradient anywhere. One that had none is left out of the step, as torch does it, instead of
-/// being stepped with zeros (which would decay its weights).
+/// being stepped with zeros (which would decay its weights). With static_graph they agree once.
 ///
 /// Note [Order of buckets]: buckets are first filled with the last parameters first, which is how
 /// gradients arrive if layers run as they are registered. The first backward sees how they do

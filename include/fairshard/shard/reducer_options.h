@@ -33,6 +33,9 @@ struct ReducerOptions {
   TORCH_ARG(std::shared_ptr<c10d::CommHookInterface>, comm_hook);
 
   // Performance
+  /// The promise that every backward that is reduced uses the same parameters on this rank: then
+  /// ranks agree in the first one alone on which these are. The same on all ranks.
+  TORCH_ARG(bool, static_graph) = false;
   /// How many buckets may be under way at once in the sharded mode. Each needs its own memory.
   TORCH_ARG(int, buckets_in_flight) = 2;
   /// The dtype in which gradients travel, if not their own. Sums are taken in float32 over Gloo.

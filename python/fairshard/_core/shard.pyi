@@ -7,7 +7,7 @@ import typing
 __all__: list[str] = ['DataParallelEngine', 'FlatGroup', 'OwnedSlice', 'ShardedStep', 'Slice', 'is_adam_like', 'is_element_wise']
 class DataParallelEngine:
     sync: bool
-    def __init__(self, group: fairshard._core.comm.Group, names: collections.abc.Sequence[str], tensors: collections.abc.Sequence[torch.Tensor], buffers: collections.abc.Sequence[torch.Tensor], *, shard_gradients: bool, broadcast_buffers: bool, sync_at_startup: bool, reduce_in_backward: bool, bucket_bytes: typing.SupportsInt, reduce_dtype: torch.dtype | None) -> None:
+    def __init__(self, group: fairshard._core.comm.Group, names: collections.abc.Sequence[str], tensors: collections.abc.Sequence[torch.Tensor], buffers: collections.abc.Sequence[torch.Tensor], *, shard_gradients: bool, broadcast_buffers: bool, sync_at_startup: bool, reduce_in_backward: bool, bucket_bytes: typing.SupportsInt, reduce_dtype: torch.dtype | None, static_graph: bool) -> None:
         ...
     def after_block(self, arg0: typing.SupportsInt, arg1: collections.abc.Sequence[torch.Tensor]) -> None:
         ...

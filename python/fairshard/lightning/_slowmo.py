@@ -32,6 +32,11 @@ class SlowMoStrategy(WrappingStrategy):
     _saves_folders = True
 
     def __init__(self, nprocs_per_node: int | None = None, **options: Any) -> None:
+        hooks = [name for name in options if name.startswith("ddp_comm_")]
+        if hooks:
+            raise TypeError(
+                f"SlowMoStrategy: {hooks[0]} is DDP's; what travels between nodes, and how, are options here"
+            )
         self._of_model, own = split(options, SlowMoDistributedDataParallel, TrainerDDPStrategy)
         super().__init__(**own)
         self._nprocs_per_node = nprocs_per_node

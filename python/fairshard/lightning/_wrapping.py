@@ -18,8 +18,12 @@ class WrappingStrategy(TrainerDDPStrategy):
     _saves_folders = False
 
     def configure_ddp(self) -> None:
-        """Wraps the model; the optimizers come after it."""
+        """Wraps the model, and registers a communication hook, if there is one; the optimizers come after it."""
         self.model = self._setup_model(self.model)
+        hook = self._ddp_comm_hook
+        if hook is not None:
+            wrapper = self._ddp_comm_wrapper
+            self.model.register_comm_hook(self._ddp_comm_state, wrapper(hook) if wrapper else hook)
 
     @property
     def _is_wrapped(self) -> bool:

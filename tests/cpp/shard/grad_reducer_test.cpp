@@ -137,6 +137,47 @@ TEST_P(GradReducerModes, UnusedHereCountsAsZerosAndUnusedEverywhereIsLeftOut) {
   });
 }
 
+/// How many collectives a backward of each rank's own parameters starts, after some steps.
+uint64_t collectives_of_uneven_use(const comm::Group& group, Mode mode, bool is_static) {
+  const Training training(group, mode, ReducerOptions().static_graph(is_static));
+  const auto used =
+      group.rank() == 0 ? std::vector<size_t>{0, 1, 2, 3, 5} : std::vector<size_t>{0, 2, 3, 5};
+  uint64_t collectives = 0;
+  for (int step = 1; step <= 3; ++step) {
+    const auto before = group.traffic().collectives;
+    training.backward(group.rank() + 1, used);
+    collectives = group.traffic().collectives - before;
+    training.run_step();
+    training.expect_taken(0, step * (mean(group) + 1));
+    training.expect_taken(1, step * (1.0 / group.size() + 1));
+    training.expect_taken(4, 0);
+  }
+  return collectives;
+}
+
+TEST_P(GradReducerModes, OnWhatAStaticGraphUsesRanksAgreeOnce) {
+  run_ranks(ranks(), [mode = mode()](const comm::Group& group) {
+    const uint64_t agreements = mode == Mode::kStepInBackward ? kCount : 1;
+    const uint64_t saved = group.size() == 1 ? 0 : agreements;
+    EXPECT_EQ(collectives_of_uneven_use(group, mode, true) + saved,
+              collectives_of_uneven_use(group, mode, false));
+  });
+}
+
+TEST_P(GradReducerModes, AGraphThatIsNotStaticIsRefused) {
+  run_ranks(ranks(), [mode = mode()](const comm::Group& group) {
+    const Training lacks(group, mode, ReducerOptions().static_graph(true));
+    lacks.backward(1);
+    lacks.run_step();
+    expect_error([&] { lacks.backward(1, {0, 1, 2, 3, 5}); },
+                 {"static_graph", "'p4' had a gradient in the first one and has none now"});
+    const Training gains(group, mode, ReducerOptions().static_graph(true));
+    gains.backward(1, {0, 1, 2, 3, 5});
+    gains.run_step();
+    expect_error([&] { gains.backward(1); }, {"'p4' had no gradient in the first one and has one"});
+  });
+}
+
 TEST_P(GradReducerModes, WithoutSyncGradientsAddUpForTheNextBackward) {
   run_ranks(ranks(), [mode = mode()](const comm::Group& group) {
     const Training training(group, mode);

@@ -1,14 +1,17 @@
 """``comm.init_process_group()`` understands what torchrun, mpirun and srun tell their ranks."""
 
 import os
+import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from fairshard import comm
+from support.pages import ROOT
 from support.programs import free_port
 from support.ranks import run_ranks
+from support.trainer import mpirun, run
 
 RANKS = 2
 
@@ -59,3 +62,25 @@ def _groups(rank, world_size, port, folder):
 
 def test_launchers_are_understood(tmp_path):
     run_ranks("gloo", RANKS, _groups, free_port(), str(tmp_path))
+
+
+PROGRAM = """
+import torch
+from fairshard import comm
+
+group = comm.init_process_group(timeout_s=100)
+values = torch.tensor([group.rank + 1.0])
+comm.all_reduce(group, values).wait()
+print(f"the sum of {group.size} is {values.item():.0f}", flush=True)
+"""
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_ranks_of_a_real_launcher_meet(launcher, tmp_path):
+    (tmp_path / "meet.py").write_text(PROGRAM)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    start = torchrun if launcher == "torchrun" else [*mpirun(), "-n", "2", sys.executable]
+    path = {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    result = run(*start, tmp_path / "meet.py", **path)
+    assert result.stdout.count("the sum of 2 is 3\n") == 2, result

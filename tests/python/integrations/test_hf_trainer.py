@@ -5,7 +5,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fairshard.nn.data_parallel import ShardedDataParallel
-from fairshard.optim import OSS, ShardedGradScaler
+from fairshard.optim import OSS, AdaScaleWrapper, ShardedGradScaler
 
 MODES = (
     {},
@@ -68,6 +68,12 @@ def _given_optimizers(hf, folder):
         trainers[-1].args.max_steps = 6
         trainers[-1].train()  # once more, with what there is
     hf.assert_same(*trainers, "given")
+    model = hf.model()
+    scaled = OSS(model.parameters(), AdaScaleWrapper, optim_cls=torch.optim.SGD, lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(scaled, 0.5)
+    trainer = hf.train(hf.ShardedTrainer, hf.arguments(folder), model, optimizers=(scaled, schedule))
+    gains = [entry["fairshard/gain"] for entry in trainer.state.log_history if "loss" in entry]
+    assert gains and all(1 <= gain <= 2 for gain in gains) and max(gains) > 1
 
 
 def _float16(hf, folder):

@@ -1,12 +1,18 @@
 """``strategy="ddp_sharded"`` of Lightning's Trainer and Fabric does what ``strategy="ddp"`` does, bit for bit."""
 
+import inspect
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils import _pytree as pytree
 
+from fairshard import _frameworks
 from fairshard.checkpoint import Checkpoint
 from fairshard.experimental.nn.data_parallel import SlowMoDistributedDataParallel
+from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScaleWrapper, ShardedGradScaler
 
 MODES = (
@@ -41,7 +47,39 @@ def _options_of_trainer(pl, fit):
         pl.assert_same(model, plain, options, rtol=1e-5, atol=1e-6)
 
 
-def _float16(pl, fit):
+def _options_of_sharding(pl, fit, ShardedStrategy):
+    """All reach their takers, those about what travels change it, and DDP's hooks run where gradients are whole."""
+    names = {name for taker in (OSS, ShardedDataParallel) for name in inspect.signature(taker.__init__).parameters}
+    given = sorted(names - _frameworks._ITS_OWN)
+    assert {"partition", "master_weights", "gather_dtype", "reduce_dtype", "static_graph", "mesh"} <= {*given}
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from fairshard.lightning import SlowMoStrategy
+
+    of_optimizers, of_model = _frameworks.split(dict.fromkeys(given), OSS, ShardedDataParallel)
+    assert sorted({*of_optimizers, *of_model}) == given
+    _, plain = fit("ddp", pl.Model(torch.optim.SGD))
+    travelling = {"gather_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}
+    _, model = fit(ShardedStrategy(partition="tensor", static_graph=True, **travelling), pl.Model(torch.optim.SGD))
+    with pytest.raises(AssertionError):
+        pl.assert_same(model, plain, "in low precision")
+    pl.assert_same(model, plain, "in low precision", rtol=0.1, atol=0.02)
+
+    def halved(state, bucket):
+        return default_hooks.allreduce_hook(state, bucket).then(lambda future: future.value()[0] / 2)
+
+    hook = {"ddp_comm_state": None, "ddp_comm_hook": halved, "ddp_comm_wrapper": default_hooks.fp16_compress_wrapper}
+    _, plain = fit(DDPStrategy(**hook))
+    pl.assert_same(fit(ShardedStrategy(mode="optimizer", **hook))[1], plain, "hook")
+    with pytest.raises(ValueError, match="a communication hook averages whole gradients"):
+        fit(ShardedStrategy(**hook))
+    with pytest.raises(TypeError, match="ddp_comm_hook is DDP's"):
+        SlowMoStrategy(ddp_comm_hook=halved)
+    with pytest.raises(TypeError, match=r"no option of .*: model_averaging_period"):
+        ShardedStrategy(model_averaging_period=2)
+
+
+def _float16(pl, fit, folder):
     from lightning.pytorch.plugins import MixedPrecision
 
     def precision():
@@ -52,6 +90,10 @@ def _float16(pl, fit):
     plain_trainer, plain = fit("ddp", **precision())
     pl.assert_same(model, plain, "16-mixed")
     assert trainer.precision_plugin.scaler.get_scale() == plain_trainer.precision_plugin.scaler.get_scale() != 2.0**10
+    fit("ddp_sharded", max_epochs=1, **precision())[0].save_checkpoint(f"{folder}/float16.ckpt")
+    trainer, model = fit("ddp_sharded", path=f"{folder}/float16.ckpt", **precision())
+    pl.assert_same(model, plain, "16-mixed, resumed")
+    assert trainer.precision_plugin.scaler.get_scale() == plain_trainer.precision_plugin.scaler.get_scale()
 
 
 def _optimizers(pl, fit):
@@ -137,11 +179,14 @@ def _slowmo(pl, fit, folder):
     pl.assert_same(ours.net, model.module, "SlowMo resumed")
 
 
-def _offload(pl, fit):
+def _offload(pl, fit, folder):
     from fairshard.lightning import OffloadStrategy
 
+    def paged():
+        return OffloadStrategy("net", num_slices=3, checkpoint_activation=True)
+
     models = []
-    for strategy in ("auto", OffloadStrategy("net", num_slices=3, checkpoint_activation=True)):
+    for strategy in ("auto", paged()):
         trainer, model = fit(strategy, devices=1)
         trainer.test(model, pl.data(7), verbose=False)
         models.append(model)
@@ -149,6 +194,10 @@ def _offload(pl, fit):
     states = zip(*(model.state_dict().values() for model in models), strict=True)
     assert all(value.equal(plain) for plain, value in states)
     assert models[1].losses == models[0].losses
+    path = f"{folder}/offload{dist.get_rank()}.ckpt"
+    fit(paged(), devices=1, max_epochs=1)[0].save_checkpoint(path)
+    _, resumed = fit(paged(), path=path, devices=1)
+    assert all(a.equal(b) for a, b in zip(resumed.state_dict().values(), models[0].state_dict().values(), strict=True))
 
 
 def _monitor(pl, fit):
@@ -183,11 +232,11 @@ def _after_training(pl, fit):
     assert results[1][1] == results[0][1]
 
 
-def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None):
+def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None, clip=None, **options):
     """Accumulates two batches to a step, clips, follows a schedule; loads first, and saves at the end."""
     from lightning.fabric import Fabric
 
-    fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2)
+    fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2, **options)
     fabric.launch()
     model = pl.net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -203,7 +252,7 @@ def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None):
         with fabric.no_backward_sync(model, enabled=is_accumulating):
             fabric.backward(nn.functional.mse_loss(model(inputs), targets))
         if not is_accumulating:
-            fabric.clip_gradients(model, optimizer, clip_val=0.01)
+            fabric.clip_gradients(model, optimizer, **(clip or {"clip_val": 0.01}))
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
@@ -221,6 +270,9 @@ def _fabric(pl, folder):
     plain = _train_by_fabric(pl, "ddp")
     for strategy in ("ddp_sharded", FabricShardedStrategy(**MODES[-1])):
         pl.assert_same(_train_by_fabric(pl, strategy), plain, strategy)
+    options = {"precision": "bf16-mixed", "clip": {"max_norm": 0.05}}
+    ours, theirs = (_train_by_fabric(pl, strategy, **options) for strategy in ("ddp_sharded", "ddp"))
+    pl.assert_same(ours, theirs, options, rtol=1e-5, atol=1e-6)
     for name, other in (("ddp", "ddp_sharded"), ("ddp_sharded", "ddp"), ("ddp_sharded", "ddp_sharded")):
         _train_by_fabric(pl, name, f"{folder}/fabric", 4)
         model = _train_by_fabric(pl, other, load=f"{folder}/fabric")
@@ -234,12 +286,13 @@ def _all_of_it(rank, world_size, folder):
     _fabric(pl, folder)
     _modes(pl, pl.fit, ShardedStrategy)
     _options_of_trainer(pl, pl.fit)
-    _float16(pl, pl.fit)
+    _options_of_sharding(pl, pl.fit, ShardedStrategy)
+    _float16(pl, pl.fit, folder)
     _optimizers(pl, pl.fit)
     _checkpoints(pl, pl.fit, ShardedStrategy, folder)
     _folders(pl, pl.fit, ShardedStrategy, folder)
     _slowmo(pl, pl.fit, folder)
-    _offload(pl, pl.fit)
+    _offload(pl, pl.fit, folder)
     _monitor(pl, pl.fit)
     _after_training(pl, pl.fit)
     with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):

@@ -30,6 +30,16 @@ def test_an_old_script_of_hugging_face(tmp_path):
 
 
 def test_an_old_script_of_lightning(tmp_path):
-    output = run_forked(EXAMPLES / "lightning_script.py", folder=tmp_path, environments=torchrun_environments(2)).stdout
-    first, last = re.search(r"loss (\S+) -> (\S+)", output).groups()
-    assert float(last) < 0.2 * float(first)
+    """It has one line more than it had for FairScale, and learns what Lightning's own DDP learns."""
+    script = (EXAMPLES / "lightning_script.py").read_text()
+    old = tmp_path / "with_ddp.py"
+    without_the_line = script.replace("import fairshard.lightning  # noqa: F401  the line\n", "")
+    old.write_text(without_the_line.replace("ddp_sharded", "ddp"))
+    assert "fairshard." not in old.read_text()
+    outputs = [
+        run_forked(path, folder=tmp_path, environments=torchrun_environments(2)).stdout
+        for path in (EXAMPLES / "lightning_script.py", old)
+    ]
+    losses = [re.search(r"loss (\S+) -> (\S+)", output).groups() for output in outputs]
+    assert losses[0] == losses[1]
+    assert float(losses[0][1]) < 0.2 * float(losses[0][0])

@@ -14,7 +14,7 @@ from fairshard.checkpoint import Checkpoint
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS, AdaScale, ShardedGradScaler
 from support.models import inputs, loss_of, mlp
-from support.parallel import CLIPPABLE, SHARDED, assert_same, limited, sharded, train
+from support.parallel import CLIPPABLE, SHARDED, assert_same, ddp, limited, sharded, train
 from support.ranks import device
 
 SGD = {"lr": 0.1, "momentum": 0.9}
@@ -44,6 +44,8 @@ def trains_as_ddp(rank, mesh):
     theirs = ddp_in_two_sums(mesh)
     clipped = ddp_in_two_sums(mesh)
     train(*theirs, rank)
+    train(*(plain := ddp(mlp(), **SGD)), rank)
+    assert_same(theirs[0], plain[0], "plain DDP", rounded=True)
     norms = train(*clipped, rank, clip=lambda: torch.nn.utils.clip_grad_norm_(clipped[0].parameters(), 0.5))
     for mode in SHARDED:
         with limited(60):

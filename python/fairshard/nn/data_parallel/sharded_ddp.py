@@ -54,6 +54,8 @@ class ShardedDataParallel(nn.Module):
         device_ids: accepted; the module stays where it is.
         mode: "gradients" (ZeRO-2) or "optimizer" (ZeRO-1: whole gradients in ``.grad``), with an OSS.
         reduce_dtype: the dtype in which gradients travel. Sums are taken in float32 over Gloo.
+        static_graph: promises that every backward that is reduced uses the same parameters on this rank, which saves
+            a message in each (with ``step_in_backward``: in each bucket). One that breaks it raises.
         mesh: instead of ``process_group``, a DeviceMesh with all ranks; how it shards is the OSS's affair, which
             is given the same.
     """
@@ -73,6 +75,7 @@ class ShardedDataParallel(nn.Module):
         *,
         mode: str = "gradients",
         reduce_dtype: torch.dtype | None = None,
+        static_graph: bool = False,
         mesh: "DeviceMesh | None" = None,
     ) -> None:
         super().__init__()
@@ -93,6 +96,7 @@ class ShardedDataParallel(nn.Module):
             "reduce_in_backward": not is_offloaded,
             "bucket_bytes": 4 * reduce_buffer_size,
             "reduce_dtype": torch.float16 if reduce_fp16 else reduce_dtype,
+            "static_graph": static_graph,
         }
         group = comm.Mesh(process_group, mesh).all
         if is_offloaded and not (module.steps_in_backward and group.size == 1):
