@@ -120,7 +120,16 @@ void print_candidates(const std::vector<Candidate>& candidates) {
   print_table(rows, std::cout, Align::kRight);
 }
 
-/// What `fairshard train` does not do, but the library does.
+void print_command(const ModelShape& model, const Strategy& strategy, const PlanOptions& options,
+                   const char* more = "") {
+  std::cout << "  fairshard train";
+  for (const auto& word : train_options(model, strategy, options.workload)) {
+    std::cout << " " << word;
+  }
+  std::cout << more << "\n";
+}
+
+/// Weights that are sharded, too: less memory and more traffic than any candidate has.
 void print_release(const ModelShape& model, const std::vector<Candidate>& candidates,
                    const PlanOptions& options) {
   const auto sharded = std::find_if(candidates.begin(), candidates.end(), [](const auto& each) {
@@ -133,10 +142,14 @@ void print_release(const ModelShape& model, const std::vector<Candidate>& candid
   const int64_t bytes = predict_released_peak(model, sharded->prediction.memory, options.workload);
   const bool fits =
       !options.device_memory || static_cast<uint64_t>(bytes) <= *options.device_memory;
-  std::cout << "A program of your own can share the weights, too: OSS with release_parameters and "
-               "overlap_gather would need about "
-            << readable_bytes(static_cast<double>(bytes)) << ", which "
-            << (fits ? "fits" : "does not fit either") << " (docs/sharding.md).\n";
+  std::cout
+      << "Weights can be sharded, too: release_parameters and overlap_gather would need about "
+      << readable_bytes(static_cast<double>(bytes)) << ", which "
+      << (fits ? "fits" : "does not fit either") << " (docs/sharding.md).\n";
+  if (model.gpt && fits) {
+    print_command(model, sharded->prediction.strategy, options,
+                  " --release-parameters --overlap-gather");
+  }
 }
 
 void print_advice(const ModelShape& model, const std::vector<Candidate>& candidates,
@@ -151,11 +164,8 @@ void print_advice(const ModelShape& model, const std::vector<Candidate>& candida
                  "would help.\n";
     print_release(model, candidates, options);
   } else if (model.gpt) {
-    std::cout << "\n* is the quickest that fits:\n  fairshard train";
-    for (const auto& word : train_options(model, best->prediction.strategy, options.workload)) {
-      std::cout << " " << word;
-    }
-    std::cout << "\n";
+    std::cout << "\n* is the quickest that fits:\n";
+    print_command(model, best->prediction.strategy, options);
   }
 }
 

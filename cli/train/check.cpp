@@ -22,6 +22,7 @@ std::vector<Conflict> conflicts(const TrainOptions& options, const IsGiven& is_g
   const bool has_nodes = options.has_nodes();
   const bool shards_gradients = options.shard == "gradients" && (!has_nodes || is_given("--shard"));
   const bool pages = options.offload > 0;
+  const bool gathers_at_once = options.shard == "none" || pages || has_nodes;
   const bool streams = options.fragments > 1 || options.fragment_delay > 0;
   const double momentum =
       options.slowmo_momentum.value_or(outer::suggested_momentum(options.nodes));
@@ -55,6 +56,12 @@ std::vector<Conflict> conflicts(const TrainOptions& options, const IsGiven& is_g
        "does not go with --adascale: the gain is known only after backward"},
       {options.step_in_backward && options.accumulate > 1, "--step-in-backward",
        "does not go with --accumulate: gradients that add up would have to be kept"},
+      {options.overlap_gather && gathers_at_once, "--overlap-gather",
+       "gathers what ranks have stepped by blocks of the model, which is --shard optimizer or "
+       "gradients without --offload, --slowmo and --diloco"},
+      {options.release_parameters && gathers_at_once, "--release-parameters",
+       "shards the weights of blocks, which is --shard optimizer or gradients without --offload, "
+       "--slowmo and --diloco"},
       {options.slowmo && streams && momentum == 0,
        options.fragments > 1 ? "--fragments" : "--fragment-delay",
        c10::str("needs an outer optimizer, but with --slowmo and ", options.nodes,

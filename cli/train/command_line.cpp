@@ -76,6 +76,11 @@ void add_strategy_options(CLI::App& app, TrainOptions& options) {
                "compute activations again in backward instead of keeping them");
   app.add_flag("--step-in-backward", options.step_in_backward,
                "step every bucket of gradients as soon as it is reduced, and keep none");
+  app.add_flag("--overlap-gather", options.overlap_gather,
+               "gather stepped parameters while the next forward runs");
+  app.add_flag("--release-parameters", options.release_parameters,
+               "keep only a share of a block's parameters between its forward and its backward; "
+               "with --overlap-gather also between steps");
   app.add_option("--offload", options.offload,
                  "page the model through the device in so many slices; 0 does not")
       ->check(whole_number(0));

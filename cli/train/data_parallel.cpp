@@ -13,7 +13,12 @@ class DataParallelStrategy final : public Strategy {
       : group_(group),
         mode_(mode_of(options)),
         optimizer_(make_optimizer(group, model, options)),
-        parallel_(group, model, sharded(*optimizer_), parallel_options(mode_, model)) {}
+        parallel_(group, model, sharded(*optimizer_),
+                  parallel_options(mode_, model).waits_by_block(waits_by_block(options))) {
+    if (waits_by_block(options)) {
+      parallel_->set_wrapper(&parallel_);
+    }
+  }
 
   at::Tensor forward(const at::Tensor& tokens) override { return parallel_.forward(tokens); }
 
@@ -37,6 +42,13 @@ class DataParallelStrategy final : public Strategy {
   void clip(double max_norm) override { clip_gradients(*optimizer_, max_norm); }
   torch::optim::Optimizer& optimizer() override { return *optimizer_; }
 
+  void settle() override {
+    for (OssBase& oss : sharded(*optimizer_)) {
+      oss.wait_for_parameters();
+    }
+  }
+  void finish() override { settle(); }
+
   void add_to(Checkpoint& checkpoint) override {
     checkpoint.add("model", *parallel_.module()).add("optimizer", *optimizer_);
   }
@@ -45,6 +57,10 @@ class DataParallelStrategy final : public Strategy {
   std::vector<comm::Group> groups() const override { return {group_}; }
 
  private:
+  static bool waits_by_block(const TrainOptions& options) {
+    return options.overlap_gather || options.release_parameters;
+  }
+
   comm::Group group_;
   DataParallelMode mode_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;

@@ -49,6 +49,16 @@ int64_t most_bucket_bytes(const OssBase& optimizer, int buckets_in_flight) {
   return bytes;
 }
 
+int64_t resident_bytes(const OssBase& optimizer) {
+  size_t bytes = 0;
+  for (const auto& group : optimizer.flat_groups()) {
+    for (size_t i = 0; i < group->layout().buckets().size(); ++i) {
+      bytes += group->bucket(i).resident_bytes();
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 }  // namespace
 
 DataParallelMode mode_of(const TrainOptions& options) {
@@ -60,8 +70,11 @@ DataParallelMode mode_of(const TrainOptions& options) {
 std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::Gpt& model,
                                           const TrainOptions& options) {
   const auto rates = adamw_options(options);
-  const auto oss =
-      OssOptions().bucket_bytes(bucket_bytes_for(model)).step_in_backward(options.step_in_backward);
+  const auto oss = OssOptions()
+                       .bucket_bytes(bucket_bytes_for(model))
+                       .step_in_backward(options.step_in_backward)
+                       .overlap_gather(options.overlap_gather)
+                       .release_parameters(options.release_parameters);
   const bool is_whole = options.shard == "none";
   if (options.adascale) {
     const auto scaling = adascale_options(options);
@@ -119,14 +132,15 @@ MemoryUse memory_of(Optimizer& optimizer, DataParallelMode mode) {
     }
   }
   MemoryUse use;
+  use.weights = storage_bytes(weights);
   if (OssBase* const oss = as_sharded(optimizer)) {
+    use.weights = resident_bytes(*oss);
     const auto own = oss->sharded_step().gradient_memory();
     gradients.insert(gradients.end(), own.begin(), own.end());
     if (mode == DataParallelMode::kGradients) {
       use.buckets = most_bucket_bytes(*oss, DataParallelOptions().buckets_in_flight());
     }
   }
-  use.weights = storage_bytes(weights);
   use.gradients = storage_bytes(gradients);
   use.optimizer = state_bytes(optimizer);
   return use;

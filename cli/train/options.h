@@ -40,6 +40,8 @@ struct TrainOptions {
   bool adascale = false;
   bool checkpoint_activation = false;
   bool step_in_backward = false;
+  bool overlap_gather = false;
+  bool release_parameters = false;
 
   // A model that is paged through the device
   /// How many slices; 0: all of it is on the device.

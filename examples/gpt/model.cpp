@@ -115,13 +115,24 @@ torch::Tensor GptImpl::read_out(const torch::Tensor& hidden) {
   return at::linear(final_norm_(hidden), token_embedding_->weight);
 }
 
+torch::Tensor GptImpl::run_block(Block block, const torch::Tensor& hidden) const {
+  if (!checkpoints_) {
+    return block(hidden);
+  }
+  return fairshard::checkpoint([block](const at::Tensor& input) mutable { return block(input); },
+                               hidden);
+}
+
 torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
   auto hidden = embed(tokens);
-  for (auto& block : blocks_) {
-    hidden = checkpoints_
-                 ? fairshard::checkpoint(
-                       [block](const at::Tensor& input) mutable { return block(input); }, hidden)
-                 : block(hidden);
+  for (const auto& block : blocks_) {
+    if (wrapper_) {
+      wrapper_->wait_for(*block);
+    }
+    hidden = run_block(block, hidden);
+    if (wrapper_) {
+      wrapper_->done_with(*block, hidden);
+    }
   }
   return read_out(hidden);
 }

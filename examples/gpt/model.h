@@ -2,6 +2,7 @@
 // A byte-level, decoder-only GPT: tokens in, logits for each next token out.
 
 #include "gpt/model_options.h"
+#include <fairshard/nn/sharded_data_parallel.h>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -48,6 +49,10 @@ class GptImpl : public torch::nn::Module {
   /// Computes the activations of blocks again in backward, instead of keeping them.
   void set_checkpoint_activation(bool is_on) { checkpoints_ = is_on; }
 
+  /// Forward tells the wrapper which block is about to run or has run, so that its parameters can
+  /// be gathered just then. The wrapper, made with waits_by_block, must outlive that.
+  void set_wrapper(fairshard::DataParallelBase* wrapper) { wrapper_ = wrapper; }
+
   // What forward consists of: tokens are embedded, pass the blocks, and are read out.
 
   torch::Tensor embed(const torch::Tensor& tokens);
@@ -55,6 +60,7 @@ class GptImpl : public torch::nn::Module {
   torch::Tensor read_out(const torch::Tensor& hidden);
 
  private:
+  torch::Tensor run_block(Block block, const torch::Tensor& hidden) const;
   void initialize_();
 
   GptOptions options_;
@@ -63,6 +69,7 @@ class GptImpl : public torch::nn::Module {
   std::vector<Block> blocks_;
   torch::nn::LayerNorm final_norm_{nullptr};
   bool checkpoints_ = false;
+  fairshard::DataParallelBase* wrapper_ = nullptr;
 };
 TORCH_MODULE(Gpt);
 

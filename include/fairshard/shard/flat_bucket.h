@@ -65,6 +65,8 @@ class FlatBucket {
   bool is_trainable() const;
 
   State state() const { return state_; }
+  /// How much of the parameters this rank has in memory.
+  size_t resident_bytes() const { return (state_ == State::kSharded ? own_ : flat_).nbytes(); }
   /// Keeps only this rank's range. Local.
   void reshard();
   /// Starts to gather what ranks own. Collective over `group`; does not block.
