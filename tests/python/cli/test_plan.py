@@ -126,6 +126,8 @@ def test_where_nothing_fits_the_library_s_own_way_is_named():
     )
     result = run("--parameters", 70_000_000_000, "--ranks", 8, "--device-memory", "80GB", "--host-memory", "100GB")
     assert "which does not fit either" in result.stdout
+    result = run("--size", "huge", "--ranks", 64, "--batch", 64, "--device-memory", "5GB", "--host-memory", "1GB")
+    assert re.search(r"which fits.*\n  fairshard train .*--release-parameters --overlap-gather\n", result.stdout)
 
 
 def test_the_version_is_there():

@@ -34,6 +34,26 @@ TABLE = {
     "checkpoint, gradients, 2 ranks": ({"ranks": 2, "shard": "gradients"} | KEEPING, PLAIN2, BITS),
     "step in backward, gradients, 2 ranks": ({"ranks": 2, "step_in_backward": True}, PLAIN2, BITS),
     "step in backward, checkpoint, 2 ranks": ({"ranks": 2, "step_in_backward": True} | KEEPING, PLAIN2, BITS),
+    "overlap gather, clip, gradients, 2 ranks": (
+        {"ranks": 2, "overlap_gather": True, "clip": 0.5},
+        {"ranks": 2, "clip": 0.5},
+        BITS,
+    ),
+    "overlap gather, optimizer, accumulate, 2 ranks": (
+        {"ranks": 2, "shard": "optimizer", "overlap_gather": True, "accumulate": 2},
+        PLAIN2 | {"accumulate": 2},
+        BITS,
+    ),
+    "release parameters, optimizer, 2 ranks": (
+        {"ranks": 2, "shard": "optimizer", "release_parameters": True},
+        PLAIN2,
+        BITS,
+    ),
+    "release parameters, overlap gather, step in backward, checkpoint, 2 ranks": (
+        {"ranks": 2, "release_parameters": True, "overlap_gather": True, "step_in_backward": True} | KEEPING,
+        PLAIN2,
+        BITS,
+    ),
     "clip, gradients, 2 ranks": ({"ranks": 2, "shard": "gradients", "clip": 0.5}, PLAIN | {"clip": 0.5}, SUMS),
     "offload": ({"ranks": 1, "offload": 3}, PLAIN, BITS),
     "offload, checkpoint, accumulate": (

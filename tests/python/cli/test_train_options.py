@@ -47,6 +47,9 @@ CONFLICTS = [
     ({"step_in_backward": True, "amp": "fp16", "ranks": 2}, "--step-in-backward", "--amp fp16"),
     ({"step_in_backward": True, "adascale": True, "ranks": 2}, "--step-in-backward", "--adascale"),
     ({"step_in_backward": True, "accumulate": 2, "ranks": 2}, "--step-in-backward", "--accumulate"),
+    ({"overlap_gather": True, "shard": "none", "ranks": 2}, "--overlap-gather", "--shard optimizer"),
+    ({"overlap_gather": True, "slowmo": True, "ranks": 2}, "--overlap-gather", "--slowmo"),
+    ({"release_parameters": True, "offload": 2, "ranks": 2}, "--release-parameters", "--offload"),
     ({"slowmo": True, "fragments": 2, "ranks": 2}, "--slowmo", "--fragments"),
     ({"diloco": True, "localsgd_frequency": 2, "ranks": 2}, "--diloco", "--localsgd-frequency"),
     (

@@ -64,14 +64,17 @@ def test_launchers_are_understood(tmp_path):
     run_ranks("gloo", RANKS, _groups, free_port(), str(tmp_path))
 
 
+# Under torchrun Python has no buffer, and print() writes a line and its end apart: those of two ranks run together.
 PROGRAM = """
+import sys
+
 import torch
 from fairshard import comm
 
 group = comm.init_process_group(timeout_s=100)
 values = torch.tensor([group.rank + 1.0])
 comm.all_reduce(group, values).wait()
-print(f"the sum of {group.size} is {values.item():.0f}", flush=True)
+sys.stdout.write(f"the sum of {group.size} is {values.item():.0f}\\n")
 """
 
 
