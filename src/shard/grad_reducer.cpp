@@ -113,6 +113,7 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
       const Accumulator accumulator = torch::autograd::impl::grad_accumulator(tensor);
       if (accumulator != hook.accumulator) {
         unhook(hook);
+        take_over(tensor);
         put_on(hook, accumulator);
       }
     }
@@ -148,6 +149,24 @@ class GradReducer::Hooks : public std::enable_shared_from_this<Hooks> {
   static WeakRegistry<FlatGroup, Hooks>& registry() {
     static WeakRegistry<FlatGroup, Hooks> hooks;
     return hooks;
+  }
+
+  /// Which hooks a parameter has had last.
+  static WeakRegistry<c10::TensorImpl, Hooks>& last() {
+    static WeakRegistry<c10::TensorImpl, Hooks> hooks;
+    return hooks;
+  }
+
+  /// A parameter that was given to another OSS may have hooks of a model of the first one, which
+  /// would take its gradient as well. They are put on again if that model is used again.
+  void take_over(const at::Tensor& parameter) {
+    const auto other = last().find(parameter.unsafeGetTensorImpl());
+    if (other.get() != this) {
+      if (other) {
+        other->unhook_all();
+      }
+      last().add(parameter.unsafeGetTensorImpl(), weak_from_this());
+    }
   }
 
   void absorb(Hooks& other) {

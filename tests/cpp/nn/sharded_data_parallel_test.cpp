@@ -62,8 +62,9 @@ TEST(ShardedDataParallel, TrafficIsTwiceTheParametersTimesTheRatio) {
 
 TEST(ShardedDataParallel, AccumulationWithAndWithoutReductionGivesTheSameSum) {
   launch_threads(2, [](Group group) {
-    Values results[2];
-    for (const bool reduces_each : {false, true}) {
+    enum Way { kReduceEach, kGuard, kSwitch };
+    Values results[3];
+    for (const Way way : {kReduceEach, kGuard, kSwitch}) {
       auto model = make_model();
       OSS<torch::optim::SGD> optimizer(group, *model, SGDOptions(0.1), kSmallBuckets);
       ShardedDataParallel<Sequential> parallel(group, model, optimizer);
@@ -72,21 +73,24 @@ TEST(ShardedDataParallel, AccumulationWithAndWithoutReductionGivesTheSameSum) {
           const auto backward = [&] {
             loss_of(parallel.forward(input(group.rank(), 10 * step + micro))).backward();
           };
-          if (!reduces_each && micro < 2) {
-            const auto sent = group.traffic().sent_bytes;
+          const auto sent = group.traffic().sent_bytes;
+          parallel.set_requires_gradient_sync(way != kSwitch || micro == 2);
+          if (way == kGuard && micro < 2) {
             const auto guard = parallel.no_sync();
             backward();
-            TORCH_CHECK(group.traffic().sent_bytes == sent, "no_sync has sent something");
           } else {
             backward();
           }
+          const bool is_quiet = way != kReduceEach && micro < 2;
+          TORCH_CHECK((group.traffic().sent_bytes == sent) == is_quiet, "way ", way);
         }
         optimizer.step();
         optimizer.zero_grad();
       }
-      results[reduces_each] = values_of(*model);
+      results[way] = values_of(*model);
     }
-    require_same(results[0], results[1], false);
+    require_same(results[kReduceEach], results[kGuard], false);
+    require_same(results[kSwitch], results[kGuard], true);
   });
 }
 

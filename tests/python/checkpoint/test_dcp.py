@@ -12,6 +12,9 @@ from support.models import mlp
 from support.parallel import assert_same, ddp, sharded, train, whole
 
 ADAMW = torch.optim.AdamW
+#: Beside gradients: all that a rank has between steps is its own part; and DDP's gradients.
+MODES_SAVED = ("all", "optimizer")
+LOADED_BY = ({"partition": "even"}, {"partition": "tensor"}, {"mode": "release_parameters+overlap_gather"})
 
 
 def conv_net(seed=0):
@@ -21,8 +24,8 @@ def conv_net(seed=0):
     return model
 
 
-def trained(rank, seed=0, steps=(), **options):
-    pair = sharded(conv_net(seed), "gradients", ADAMW, lr=1e-2, **options)
+def trained(rank, seed=0, steps=(), mode="gradients", **options):
+    pair = sharded(conv_net(seed), mode, ADAMW, lr=1e-2, **options)
     train(*pair, rank, steps)
     return pair
 
@@ -49,8 +52,14 @@ def _save(rank, world_size, folder):
     dcp.save(named(model, optimizer), storage_writer=StorageWriter(f"{folder}/written", step=3))
     with Checkpoint(f"{folder}/ours", {"model": model, "optimizer": optimizer}) as checkpoint:
         checkpoint.save(3)
-    with pytest.raises(TypeError, match="this rank has only a part of the optimizer's state"):
+    refused = pytest.raises(TypeError, match="this rank has only a part of the optimizer's state")
+    with refused:
         next(iter(named(model, optimizer)["optimizer"]["state"].values()))["exp_avg"].sum()
+    with refused:
+        dcp.async_save(named(model, optimizer), checkpoint_id=f"{folder}/never")
+    for mode in MODES_SAVED:
+        pair = trained(rank, steps=(0, 1, 2), mode=mode)
+        dcp.save(named(*pair), checkpoint_id=f"{folder}/{mode}")
     return contents(model, optimizer)
 
 
@@ -64,11 +73,12 @@ def _load(rank, world_size, folder, expected):
         "written": StorageReader(f"{folder}/written/step-00000003"),
         "ours": StorageReader(f"{folder}/ours/step-00000003"),
     }
+    readers |= {mode: dcp.FileSystemReader(f"{folder}/{mode}") for mode in MODES_SAVED}
     for what, reader in readers.items():
-        for partition in ("even", "tensor"):
-            pair = trained(rank, seed=5, partition=partition)
+        for options in LOADED_BY:
+            pair = trained(rank, seed=5, **options)
             load(reader, *pair)
-            check(*pair, what)
+            check(*pair, (what, options))
     loaded = trained(rank, seed=5)
     with Checkpoint(f"{folder}/written", {"model": loaded[0], "optimizer": loaded[1]}) as checkpoint:
         checkpoint.load()

@@ -1,12 +1,15 @@
 """``strategy="ddp_sharded"`` of Lightning's Trainer and Fabric does what ``strategy="ddp"`` does, bit for bit."""
 
+import functools
 import inspect
+import math
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
 from fairshard import _frameworks
@@ -65,11 +68,25 @@ def _options_of_sharding(pl, fit, ShardedStrategy):
         pl.assert_same(model, plain, "in low precision")
     pl.assert_same(model, plain, "in low precision", rtol=0.1, atol=0.02)
 
+    _, plain = fit("ddp")
+    for nodes, ranks in ((1, 2), (2, 1)):
+        mesh = init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("replicate", "shard"))
+        trainer, model = fit(ShardedStrategy(mesh=mesh))
+        assert trainer.optimizers[0].group.size == ranks
+        pl.assert_same(model, plain, f"{nodes} nodes")
+
     def halved(state, bucket):
-        return default_hooks.allreduce_hook(state, bucket).then(lambda future: future.value()[0] / 2)
+        return default_hooks.allreduce_hook(state, bucket).then(lambda future: future.value() / 2)
+
+    class HookedDDP(DDPStrategy):
+        """Lightning itself gives DDP its hook on GPUs only."""
+
+        def configure_ddp(self):
+            super().configure_ddp()
+            self.model.register_comm_hook(None, default_hooks.fp16_compress_wrapper(halved))
 
     hook = {"ddp_comm_state": None, "ddp_comm_hook": halved, "ddp_comm_wrapper": default_hooks.fp16_compress_wrapper}
-    _, plain = fit(DDPStrategy(**hook))
+    _, plain = fit(HookedDDP())
     pl.assert_same(fit(ShardedStrategy(mode="optimizer", **hook))[1], plain, "hook")
     with pytest.raises(ValueError, match="a communication hook averages whole gradients"):
         fit(ShardedStrategy(**hook))
@@ -79,33 +96,57 @@ def _options_of_sharding(pl, fit, ShardedStrategy):
         ShardedStrategy(model_averaging_period=2)
 
 
-def _float16(pl, fit, folder):
+def _float16(pl, fit, ShardedStrategy, folder):
+    """Once in each epoch, one element of one rank's gradients is infinite: no rank steps, and all have one scale."""
     from lightning.pytorch.plugins import MixedPrecision
 
-    def precision():
-        return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**10, growth_interval=3))]}
+    class Overflowing(pl.Model):
+        def training_step(self, batch, number):
+            is_infinite = number == 2 and dist.get_rank() == 1
+            return self.loss(batch) + (self.net[-1].bias[0] * math.inf if is_infinite else 0)
 
-    trainer, model = fit("ddp_sharded", **precision())
-    assert isinstance(trainer.precision_plugin.scaler, ShardedGradScaler)
-    plain_trainer, plain = fit("ddp", **precision())
-    pl.assert_same(model, plain, "16-mixed")
-    assert trainer.precision_plugin.scaler.get_scale() == plain_trainer.precision_plugin.scaler.get_scale() != 2.0**10
-    fit("ddp_sharded", max_epochs=1, **precision())[0].save_checkpoint(f"{folder}/float16.ckpt")
-    trainer, model = fit("ddp_sharded", path=f"{folder}/float16.ckpt", **precision())
+    def fit_scaled(strategy, **options):
+        scaler = torch.amp.GradScaler("cpu", 2.0**10, growth_interval=3)
+        trainer, model = fit(strategy, Overflowing(), plugins=[MixedPrecision("16-mixed", "cpu", scaler)], **options)
+        return trainer, model, trainer.precision_plugin.scaler
+
+    *_, plain, scaler = fit_scaled("ddp")
+    assert scaler.get_scale() == 2.0**9  # halved, doubled, and halved
+    for strategy in ("ddp_sharded", ShardedStrategy(**MODES[-1])):
+        trainer, model, ours = fit_scaled(strategy)
+        assert isinstance(ours, ShardedGradScaler)
+        pl.assert_same(model, plain, "16-mixed")
+        assert ours.get_scale() == scaler.get_scale()
+    fit_scaled("ddp_sharded", max_epochs=1)[0].save_checkpoint(f"{folder}/float16.ckpt")
+    _, model, ours = fit_scaled("ddp_sharded", path=f"{folder}/float16.ckpt")
     pl.assert_same(model, plain, "16-mixed, resumed")
-    assert trainer.precision_plugin.scaler.get_scale() == plain_trainer.precision_plugin.scaler.get_scale()
+    assert ours.get_scale() == scaler.get_scale()
 
 
-def _optimizers(pl, fit):
+def _optimizers(pl, fit, folder):
     for optim, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adafactor, {})):
         model, plain = (fit(strategy, pl.Model(optim, **options))[1] for strategy in ("ddp_sharded", "ddp"))
         pl.assert_same(model, plain, optim)
+
     # an OSS that configure_optimizers makes itself is taken as it is, also by Lightning's own strategy
+    def made_by(strategy):
+        return pl.Model(OSS, optim=torch.optim.AdamW, overlap_gather=strategy != "ddp")
+
     _, plain = fit("ddp")
     for strategy in ("ddp", "ddp_sharded"):
-        trainer, model = fit(strategy, pl.Model(OSS, optim=torch.optim.AdamW, overlap_gather=strategy != "ddp"))
+        trainer, model = fit(strategy, made_by(strategy))
         assert isinstance(trainer.optimizers[0], OSS)
         pl.assert_same(model, plain, f"OSS under {strategy}")
+        fit(strategy, made_by(strategy), max_epochs=1)[0].save_checkpoint(f"{folder}/oss.ckpt")
+        for other in (made_by(strategy), pl.Model()):  # an OSS goes on, and so does a plain optimizer
+            pl.assert_same(fit(strategy, other, path=f"{folder}/oss.ckpt")[1], plain, f"OSS under {strategy}, resumed")
+    rates = []
+    for strategy in ("ddp", "ddp_sharded"):
+        trainer, model = fit(strategy, pl.OnPlateau(), max_epochs=3)
+        rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
+        plain = model if strategy == "ddp" else plain
+    pl.assert_same(model, plain, "on a plateau")
+    assert rates[0] == rates[1] and rates[0][0] < 0.02
     _, plain = fit("ddp_find_unused_parameters_true", pl.Adversaries())
     pl.assert_same(fit("ddp_sharded", pl.Adversaries())[1], plain, "several")
 
@@ -219,29 +260,49 @@ def _monitor(pl, fit):
     assert last["fairshard/waited_s"] > 0 and 1 <= last["fairshard/gain"] <= 2
 
 
-def _after_training(pl, fit):
-    """The module is whole again: tested, and trained once more by the same Trainer."""
+def _after_training(pl, fit, ShardedStrategy):
+    """The module is whole again: tested, asked, and trained once more by the same Trainer."""
     results = []
-    for strategy in ("ddp", "ddp_sharded"):
+    for strategy in ("ddp", "ddp_sharded", ShardedStrategy(**MODES[-1])):
         trainer, model = fit(strategy)
-        trainer.test(model, pl.data(7), verbose=False)
+        pl.settle_ddp(model)
+        for run in (trainer.test, trainer.validate):
+            run(model, pl.data(7), verbose=False)
+        predicted = torch.cat(trainer.predict(model, pl.data(7)))
         trainer.fit_loop.max_epochs = 3
         trainer.fit(model, pl.data())
-        results.append((model, model.losses))
-    pl.assert_same(results[1][0], results[0][0], "again")
-    assert results[1][1] == results[0][1]
+        results.append((model, model.losses, predicted))
+    for model, losses, predicted in results[1:]:
+        pl.assert_same(model, results[0][0], "again")
+        assert losses == results[0][1] and predicted.equal(results[0][2])
 
 
-def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None, clip=None, **options):
+def _compiled(pl, fit, ShardedStrategy):
+    """Lightning compiles the steps of a module that is given to it so: graphs are those that it has with DDP."""
+    results = []
+    for strategy in ("ddp", "ddp_sharded", ShardedStrategy(**MODES[-1])):
+        torch._dynamo.reset()
+        counters = torch._dynamo.utils.counters
+        counters.clear()
+        model = pl.Model()
+        fit(strategy, torch.compile(model, backend="eager"), max_epochs=1)
+        results.append((model, dict(counters["stats"]), sum(counters["graph_break"].values())))
+    plain, ours, released = results
+    pl.assert_same(ours[0], plain[0], "compiled")
+    pl.assert_same(released[0], plain[0], "compiled, released")  # where hooks break the graphs
+    assert ours[1:] == plain[1:] and plain[1]["calls_captured"] > 10
+
+
+def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None, clip=None, compiler=None, **options):
     """Accumulates two batches to a step, clips, follows a schedule; loads first, and saves at the end."""
     from lightning.fabric import Fabric
 
     fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2, **options)
     fabric.launch()
-    model = pl.net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    net = pl.net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-    model, optimizer = fabric.setup(model, optimizer)
+    model, optimizer = fabric.setup(compiler(net) if compiler else net, optimizer)
     state = {"model": model, "optimizer": optimizer, "schedule": schedule, "step": 0}
     if load:
         fabric.load(load, state)
@@ -261,10 +322,12 @@ def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None, clip=None, *
         fabric.save(folder, state)
     if isinstance(optimizer, OSS):
         optimizer.wait_for_parameters()
-    return model.module
+    return net
 
 
 def _fabric(pl, folder):
+    from lightning.fabric.plugins import MixedPrecision
+
     from fairshard.lightning import FabricShardedStrategy
 
     plain = _train_by_fabric(pl, "ddp")
@@ -273,6 +336,16 @@ def _fabric(pl, folder):
     options = {"precision": "bf16-mixed", "clip": {"max_norm": 0.05}}
     ours, theirs = (_train_by_fabric(pl, strategy, **options) for strategy in ("ddp_sharded", "ddp"))
     pl.assert_same(ours, theirs, options, rtol=1e-5, atol=1e-6)
+    compiled = {"compiler": functools.partial(torch.compile, backend="eager")}
+    for strategy in ("ddp_sharded", FabricShardedStrategy(**MODES[-1])):
+        pl.assert_same(_train_by_fabric(pl, strategy, **compiled), plain, f"{strategy}, compiled")
+    precisions = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**10)) for _ in range(2)]
+    ours, theirs = (
+        _train_by_fabric(pl, strategy, plugins=[precision])
+        for strategy, precision in zip(("ddp_sharded", "ddp"), precisions, strict=True)
+    )
+    assert isinstance(precisions[0].scaler, ShardedGradScaler)
+    pl.assert_same(ours, theirs, "16-mixed")
     for name, other in (("ddp", "ddp_sharded"), ("ddp_sharded", "ddp"), ("ddp_sharded", "ddp_sharded")):
         _train_by_fabric(pl, name, f"{folder}/fabric", 4)
         model = _train_by_fabric(pl, other, load=f"{folder}/fabric")
@@ -287,14 +360,15 @@ def _all_of_it(rank, world_size, folder):
     _modes(pl, pl.fit, ShardedStrategy)
     _options_of_trainer(pl, pl.fit)
     _options_of_sharding(pl, pl.fit, ShardedStrategy)
-    _float16(pl, pl.fit, folder)
-    _optimizers(pl, pl.fit)
+    _float16(pl, pl.fit, ShardedStrategy, folder)
+    _optimizers(pl, pl.fit, folder)
     _checkpoints(pl, pl.fit, ShardedStrategy, folder)
     _folders(pl, pl.fit, ShardedStrategy, folder)
     _slowmo(pl, pl.fit, folder)
     _offload(pl, pl.fit, folder)
     _monitor(pl, pl.fit)
-    _after_training(pl, pl.fit)
+    _after_training(pl, pl.fit, ShardedStrategy)
+    _compiled(pl, pl.fit, ShardedStrategy)
     with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):
         ShardedStrategy(overlap=True)
 

@@ -6,9 +6,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from fairshard import comm
 from fairshard.nn.data_parallel import ShardedDataParallel
 from support.models import inputs, loss_of, mlp
-from support.parallel import assert_same, sharded, train
+from support.parallel import MODES, assert_same, ddp, sharded, train
 
 
 def power_sgd():
@@ -87,21 +88,26 @@ def refusals(rank):
 
 
 def sync_can_be_switched(rank):
-    parallel, optimizer = sharded(mlp(), "gradients", lr=0.1)
-    other, other_optimizer = sharded(mlp(), "gradients", lr=0.1)
-    parallel(inputs(rank, 0))
-    sent = optimizer.group.sent_bytes
-    parallel.set_requires_gradient_sync(False)
-    loss_of(parallel(inputs(rank, 0))).backward()
-    assert optimizer.group.sent_bytes == sent
-    parallel.set_requires_gradient_sync(True)
-    loss_of(parallel(inputs(rank, 1))).backward()
-    with other.no_sync():
-        loss_of(other(inputs(rank, 0))).backward()
-    loss_of(other(inputs(rank, 1))).backward()
-    optimizer.step()
-    other_optimizer.step()
-    assert_same(parallel, other)
+    """As DDP's no_sync(), until it is switched on again: in all modes."""
+    theirs, their_optimizer = ddp(mlp(), lr=0.1)
+    with theirs.no_sync():
+        for step in (0, 1):
+            loss_of(theirs(inputs(rank, step))).backward()
+    loss_of(theirs(inputs(rank, 2))).backward()
+    their_optimizer.step()
+    for mode in MODES:
+        parallel, optimizer = sharded(mlp(), mode, lr=0.1)
+        group = comm.Group()
+        parallel.set_requires_gradient_sync(False)
+        for step in (0, 1):
+            loss = loss_of(parallel(inputs(rank, step)))
+            sent = group.sent_bytes
+            loss.backward()
+            assert group.sent_bytes == sent or (MODES[mode] or {}).get("release_parameters"), mode
+        parallel.set_requires_gradient_sync(True)
+        loss_of(parallel(inputs(rank, 2))).backward()
+        optimizer.step()
+        assert_same(parallel, theirs, mode)
 
 
 def _hooks(rank, world_size):

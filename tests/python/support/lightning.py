@@ -50,11 +50,27 @@ class Model(pl.LightningModule):
 
     test_step = validation_step
 
+    def predict_step(self, batch, _):
+        return self.net(batch[0])
+
     def configure_optimizers(self):
         first, *rest = self.net.parameters()
         optimizer = self.make([{"params": [first], "lr": 0.05}, {"params": rest}], **{"lr": 0.02, **self.options})
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class OnPlateau(Model):
+    """Its rate is halved when validation's mean over ranks has not grown."""
+
+    def validation_step(self, batch, number):
+        super().validation_step(batch, number)
+        self.log("loss", self.losses[-1], sync_dist=True)
+
+    def configure_optimizers(self):
+        optimizer = self.make(self.net.parameters(), lr=0.02)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", factor=0.5, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "loss"}}
 
 
 class Adversaries(pl.LightningModule):
@@ -86,7 +102,7 @@ class Adversaries(pl.LightningModule):
 
 
 def fit(strategy, model=None, path=None, **options) -> tuple[pl.Trainer, pl.LightningModule]:
-    model = model or Model()
+    model = Model() if model is None else model
     options = {**QUIET, "devices": dist.get_world_size(), "max_epochs": 2, **options}
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", **options)
     trainer.fit(model, data(), data(5) if hasattr(model, "losses") else None, ckpt_path=path)

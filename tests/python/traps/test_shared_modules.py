@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fairshard.nn.data_parallel import ShardedDataParallel
 from fairshard.optim import OSS
-from support.models import inputs, loss_of
-from support.parallel import assert_same, limited, said
+from support.models import inputs, loss_of, mlp
+from support.parallel import MODES, assert_same, ddp, limited, said, sharded, train
 from support.ranks import device
 
 SGD = torch.optim.SGD
@@ -125,3 +125,23 @@ def _two_oss(rank, world_size, loop):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_with_two_oss(run_ranks, loop):
     run_ranks(2, _two_oss, loop)
+
+
+def _wrapped_again(rank, world_size):
+    plain = mlp()
+    for _ in range(2):
+        train(*(theirs := ddp(plain, **OPTIONS)), rank)
+    for mode in MODES:
+        for is_kept in (False, True):
+            model, held = mlp(), []
+            for _ in range(2):
+                held = [*held, sharded(model, mode, **OPTIONS)] if is_kept else [sharded(model, mode, **OPTIONS)]
+                with limited(30):
+                    train(*held[-1], rank)
+                    held[-1][0].wait_for_parameters()
+            assert_same(held[-1][0], theirs[0], (mode, is_kept))
+
+
+def test_a_module_is_trained_once_more_with_a_new_wrapper_and_optimizer(run_ranks):
+    """As a notebook does it, or Lightning's second fit(): the old ones are gone, or still there."""
+    run_ranks(2, _wrapped_again)

@@ -13,13 +13,15 @@ from fairshard.nn.data_parallel._compilers import keep_from_compilers, outside_o
 class BlockHooks:
     """Hooks that tell an engine before and after the forwards of all modules under ``root``, which are its blocks.
 
+    They are there while ``wrapper`` is: a module that is wrapped again has those of its new wrapper only.
+
     The first forward in training finds out which modules are called, on any rank. Parameters of one that is not
     called (its parent uses them itself, as nn.MultiheadAttention does with its output projection) are those of the
     nearest module above it that is. A module that has no lists of blocks has its layers' parameters, too, as it might
     use them itself another time.
     """
 
-    def __init__(self, root: nn.Module, engine: Any) -> None:
+    def __init__(self, wrapper: nn.Module, root: nn.Module, engine: Any) -> None:
         keep_from_compilers(BlockHooks, "_before", "_after")
         # Modules hold their hooks, so these hold modules weakly.
         self._root = weakref.ref(root)
@@ -32,6 +34,9 @@ class BlockHooks:
         self._blocks: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         #: By module. One that is compiled is a block of its own, and is told of outside of what is compiled.
         self._handles: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
+        #: Takes the hooks from the modules.
+        self.remove = weakref.finalize(wrapper, _remove, self._handles)
+        self.remove.atexit = False
         for module in outside_of_compiled(root):
             if module._compiled_call_impl is not None:
                 self._handles[module] = [_Surrounded(module, self)]
@@ -39,11 +44,6 @@ class BlockHooks:
                 # Before others: those of torch's older weight_norm, spectral_norm and pruning read parameters.
                 before = module.register_forward_pre_hook(self._before, prepend=True)
                 self._handles[module] = [before, module.register_forward_hook(self._after)]
-
-    def remove(self) -> None:
-        """Takes the hooks from the modules."""
-        for handle in (handle for handles in self._handles.values() for handle in handles):
-            handle.remove()
 
     def are_in_place(self) -> bool:
         """Whether no module was compiled since."""
@@ -109,6 +109,12 @@ class BlockHooks:
         if is_known:
             self._check_is_followed(module)
         self._engine.after_block(self._numbers[module], tensors)
+
+
+def _remove(handles: "weakref.WeakKeyDictionary[nn.Module, list]") -> None:
+    for each in handles.values():
+        for handle in each:
+            handle.remove()
 
 
 class _Surrounded:

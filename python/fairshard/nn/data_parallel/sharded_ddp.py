@@ -152,7 +152,7 @@ class ShardedDataParallel(nn.Module):
             self._remove_block_hooks()
         engine.before_forward(self.module.training)
         if engine.uses_blocks and self._block_hooks is None:
-            self._block_hooks = BlockHooks(self.module, engine)
+            self._block_hooks = BlockHooks(self, self.module, engine)
 
     def _after_forward(self) -> None:
         if self._engine is None:
