@@ -47,6 +47,23 @@ class Blocks(nn.Module):
         return {"outputs": [self.last(x)]}
 
 
+class Reading(Blocks):
+    """The root takes weights from modules that it has called, one of them on one rank only."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x) * self.scale
+        x = torch.tanh(x @ self.first.weight) @ self.first.weight.T
+        if self.rank == 1:
+            x = nn.functional.linear(x, self.blocks[2][2].weight)
+        return {"outputs": [self.last(x)]}
+
+
 def made(model=None, optim=torch.optim.AdamW, bucket_bytes=600, **options):
     model = (model or Blocks()).to(device())
     optimizer = OSS(
@@ -66,8 +83,8 @@ def train(model, optimizer, rank):
         optimizer.step()
 
 
-def trained_by_ddp(rank):
-    model = Blocks().to(device())
+def trained_by_ddp(rank, make=Blocks):
+    model = make().to(device())
     train(DistributedDataParallel(model), torch.optim.AdamW(model.parameters(), lr=1e-2), rank)
     return model
 
@@ -91,6 +108,25 @@ def _as_ddp(rank, world_size):
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.costly)])
 def test_trains_as_ddp(run_ranks, world_size):
     run_ranks(world_size, _as_ddp)
+
+
+def _weights_of_others(rank, world_size):
+    plain = trained_by_ddp(rank, lambda: Reading(rank))
+    for setting in SETTINGS:
+        model, optimizer, parallel = made(Reading(rank), **setting)
+        whole, seen = resident(model), []
+        with pytest.raises(TypeError):
+            parallel(inputs(rank, 0), "an argument too many")
+        train(parallel, optimizer, rank)
+        optimizer.wait_for_parameters()
+        check(model, plain, f"{setting}")
+        model.last.register_forward_hook(lambda *_, model=model, seen=seen: seen.append(resident(model)))
+        backward(parallel, rank, 0)
+        assert setting == {"partition": "tensor"} or seen[0] < whole, "nothing is resharded"
+
+
+def test_a_module_takes_weights_from_others(run_ranks):
+    run_ranks(2, _weights_of_others)
 
 
 def resident(model):

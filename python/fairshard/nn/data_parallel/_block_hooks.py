@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fairshard.nn.data_parallel._compilers import keep_from_compilers, outside_of_compiled
+from fairshard.nn.data_parallel._compilers import is_compiled, keep_from_compilers, outside_of_compiled
+from fairshard.nn.data_parallel._saved_uses import SavedUses
 
 
 class BlockHooks:
@@ -18,11 +19,11 @@ class BlockHooks:
     The first forward in training finds out which modules are called, on any rank. Parameters of one that is not
     called (its parent uses them itself, as nn.MultiheadAttention does with its output projection) are those of the
     nearest module above it that is. A module that has no lists of blocks has its layers' parameters, too, as it might
-    use them itself another time.
+    use them itself another time. What another module uses of one that is called is the root's.
     """
 
     def __init__(self, wrapper: nn.Module, root: nn.Module, engine: Any) -> None:
-        keep_from_compilers(BlockHooks, "_before", "_after")
+        keep_from_compilers(BlockHooks, "_before", "_after", "_stop_looking")
         # Modules hold their hooks, so these hold modules weakly.
         self._root = weakref.ref(root)
         self._engine = engine
@@ -32,6 +33,10 @@ class BlockHooks:
         #: Of those, what has returned no tensors, and what that was instead.
         self._opaque: weakref.WeakKeyDictionary[nn.Module, type] = weakref.WeakKeyDictionary()
         self._blocks: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        #: None where parameters are never resharded, and where compilers would see it.
+        self._uses: SavedUses | None = None
+        if engine.reshards and not any(is_compiled(module) for module in root.modules()):
+            self._uses = SavedUses(root.parameters())
         #: By module. One that is compiled is a block of its own, and is told of outside of what is compiled.
         self._handles: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
         #: Takes the hooks from the modules.
@@ -44,6 +49,8 @@ class BlockHooks:
                 # Before others: those of torch's older weight_norm, spectral_norm and pruning read parameters.
                 before = module.register_forward_pre_hook(self._before, prepend=True)
                 self._handles[module] = [before, module.register_forward_hook(self._after)]
+        if self._uses:
+            self._handles[root].append(root.register_forward_hook(self._stop_looking, always_call=True))
 
     def are_in_place(self) -> bool:
         """Whether no module was compiled since."""
@@ -73,11 +80,26 @@ class BlockHooks:
             block = number if number in called and not is_layer else block
             needs[block] += module.parameters(recurse=False)
             left += [(child, block) for child in module.children()]
+        if self._uses:
+            self._give_to_root(needs)
         self._blocks = weakref.WeakKeyDictionary((modules[number], number) for number in order if needs[number])
         if self._engine.reshards:
             for module in self._blocks:
                 self._check_is_followed(module)
         self._engine.set_blocks(needs, [number for number in order if needs[number]])
+
+    def _give_to_root(self, needs: list[list[torch.Tensor]]) -> None:
+        """Moves what is used outside of its blocks, on any rank."""
+        parameters = list(self._root().parameters())
+        owners = {id(parameter): set() for parameter in parameters}
+        for number, members in enumerate(needs):
+            for parameter in members:
+                owners[id(parameter)].add(number)
+        outside = self._uses.outside_of(list(owners.values()))
+        for number in self._engine.agree_on_call_order(len(parameters), outside):
+            for owner in owners[id(parameters[number])]:
+                needs[owner] = [each for each in needs[owner] if each is not parameters[number]]
+            needs[0].append(parameters[number])
 
     def _check_is_followed(self, module: nn.Module) -> None:
         if module in self._opaque:
@@ -92,6 +114,8 @@ class BlockHooks:
         if not self._engine.knows_blocks:
             if self._root().training and torch.is_grad_enabled():
                 self._called[module] = None
+                if self._uses:
+                    self._uses.enter(self._numbers[module])
         elif module is self._root() and not module.training:
             self._engine.wait_for_parameters()
         elif module in self._blocks:
@@ -100,6 +124,8 @@ class BlockHooks:
     def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
         if not hasattr(self, "_engine") or not self._engine.reshards:
             return
+        if self._uses:
+            self._uses.leave(self._numbers[module])
         is_known = self._engine.knows_blocks
         if (is_known and module not in self._blocks) or not self._root().training or not torch.is_grad_enabled():
             return
@@ -109,6 +135,10 @@ class BlockHooks:
         if is_known:
             self._check_is_followed(module)
         self._engine.after_block(self._numbers[module], tensors)
+
+    def _stop_looking(self, *_: Any) -> None:
+        if hasattr(self, "_uses"):  # which a copy of the module has not
+            self._uses.stop()
 
 
 def _remove(handles: "weakref.WeakKeyDictionary[nn.Module, list]") -> None:
