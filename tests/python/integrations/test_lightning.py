@@ -113,7 +113,7 @@ def _float16(pl, fit, ShardedStrategy, folder):
     *_, plain, scaler = fit_scaled("ddp")
     assert scaler.get_scale() == 2.0**9  # halved, doubled, and halved
     for strategy in ("ddp_sharded", ShardedStrategy(**MODES[-1])):
-        trainer, model, ours = fit_scaled(strategy)
+        _, model, ours = fit_scaled(strategy)
         assert isinstance(ours, ShardedGradScaler)
         pl.assert_same(model, plain, "16-mixed")
         assert ours.get_scale() == scaler.get_scale()
@@ -241,9 +241,12 @@ def _offload(pl, fit, folder):
     assert all(a.equal(b) for a, b in zip(resumed.state_dict().values(), models[0].state_dict().values(), strict=True))
 
 
-def _monitor(pl, fit):
+def _monitor(pl, fit, folder):
     """Each step sends a model's gradients, and its parameters; here with AdaScale, whose gain is logged."""
+    from lightning.pytorch.loggers import TensorBoardLogger
+
     from fairshard.lightning import ShardingMonitor
+    from support.curves import read_curves
 
     class Scaled(pl.Model):
         def configure_optimizers(self):
@@ -254,10 +257,17 @@ def _monitor(pl, fit):
 
     model = Scaled()
     model.logged = []
-    fit("ddp_sharded", model, callbacks=[ShardingMonitor()])
+    logger = TensorBoardLogger(folder, "", "curves")
+    fit("ddp_sharded", model, callbacks=[ShardingMonitor()], logger=logger, log_every_n_steps=1)
     last = model.logged[-1]
     assert last["fairshard/sent_bytes"] >= 4 * sum(p.numel() for p in model.parameters())
     assert last["fairshard/waited_s"] > 0 and 1 <= last["fairshard/gain"] <= 2
+    if dist.get_rank() == 0:
+        curves = read_curves(f"{folder}/curves")
+        for name in ("waited_s", "sent_bytes", "gain"):
+            assert curves[f"fairshard/{name}"] == pytest.approx(
+                [float(each[f"fairshard/{name}"]) for each in model.logged]
+            )
 
 
 def _after_training(pl, fit, ShardedStrategy):
@@ -366,7 +376,7 @@ def _all_of_it(rank, world_size, folder):
     _folders(pl, pl.fit, ShardedStrategy, folder)
     _slowmo(pl, pl.fit, folder)
     _offload(pl, pl.fit, folder)
-    _monitor(pl, pl.fit)
+    _monitor(pl, pl.fit, folder)
     _after_training(pl, pl.fit, ShardedStrategy)
     _compiled(pl, pl.fit, ShardedStrategy)
     with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):
