@@ -46,7 +46,7 @@ def _to_name(key: str, optimizers: set[str]) -> str:
     return f"{part}.{rest}" if rest else part
 
 
-def _done(value: Any) -> torch.futures.Future:
+def _done(value: Any) -> "torch.futures.Future[Any]":
     future = torch.futures.Future()
     future.set_result(value)
     return future
@@ -63,10 +63,10 @@ class StorageReader(dcp.StorageReader):
         directory: the folder of one checkpoint; see :func:`~fairshard.checkpoint.latest`.
     """
 
-    def __init__(self, directory: str | os.PathLike) -> None:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.reset(directory)
 
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Goes to another checkpoint."""
         if checkpoint_id is not None:
             self._reader = _store.Reader(os.fspath(checkpoint_id))
@@ -96,7 +96,7 @@ class StorageReader(dcp.StorageReader):
         """The same."""
         return plans
 
-    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> torch.futures.Future:
+    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> "torch.futures.Future[Any]":
         """Reads each tensor of the plan once, and takes the boxes that were asked for."""
         for name, items in itertools.groupby(plan.items, lambda item: item.storage_index.fqn):
             key = _to_key(name, self._optimizers)
@@ -125,7 +125,7 @@ class StorageReader(dcp.StorageReader):
         return result
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a folder with a checkpoint of ours."""
         return os.path.isfile(os.path.join(checkpoint_id, "manifest.json"))
 
@@ -148,7 +148,7 @@ class StorageWriter(dcp.StorageWriter):
     """
 
     def __init__(
-        self, directory: str | os.PathLike, step: int, process_group: "dist.ProcessGroup | None" = None
+        self, directory: str | os.PathLike[str], step: int, process_group: "dist.ProcessGroup | None" = None
     ) -> None:
         self._directory = os.fspath(directory)
         self._step = step
@@ -156,7 +156,7 @@ class StorageWriter(dcp.StorageWriter):
         self._group = comm.Group(process_group) if process_group is not None or has_world else None
         self._optimizers: set[str] = set()
 
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Takes another folder of checkpoints, if one is given."""
         self._directory = self._directory if checkpoint_id is None else os.fspath(checkpoint_id)
 
@@ -173,7 +173,7 @@ class StorageWriter(dcp.StorageWriter):
         """Any will do."""
         return plans
 
-    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
+    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> "torch.futures.Future[Any]":
         """Saves all of it: complete, or not there. Collective."""
         ranges, values = [], {}
         for item in plan.items:
@@ -213,7 +213,7 @@ class StorageWriter(dcp.StorageWriter):
         """All is done already."""
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Any folder will do."""
         return True
 

@@ -1,6 +1,7 @@
 """A checkpoint's content in the forms that torch knows."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ def model_state_dict(directory: str | os.PathLike[str], part: str = "model") -> 
     return {name: reader.read(f"{part}/{name}") for name in reader.names_under(f"{part}/")}
 
 
-def optimizer_state_dict(directory: str | os.PathLike[str], part: str = "optimizer") -> dict:
+def optimizer_state_dict(directory: str | os.PathLike[str], part: str = "optimizer") -> dict[str, Any]:
     """The state dict that the plain torch optimizer would have, from any number of ranks."""
     reader = _store.Reader(os.fspath(directory))
     text = reader.value(f"{part}/param_groups")

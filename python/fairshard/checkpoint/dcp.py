@@ -23,7 +23,7 @@ __all__ = ["StorageReader", "StorageWriter", "get_state_dict", "set_state_dict"]
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
 
-def get_state_dict(model: nn.Module, optimizers: Optimizers) -> tuple[dict, dict]:
+def get_state_dict(model: nn.Module, optimizers: Optimizers) -> tuple[dict[str, Any], dict[str, Any]]:
     """The states of a model and of its optimizers, by the names of parameters; every rank has its part of an OSS's.
 
     For ``dcp.save``, and for ``dcp.load``, which fills them: then :func:`set_state_dict` gives them to model and
@@ -42,7 +42,12 @@ def get_state_dict(model: nn.Module, optimizers: Optimizers) -> tuple[dict, dict
 
 
 def set_state_dict(
-    model: nn.Module, optimizers: Optimizers, *, model_state_dict: dict, optim_state_dict: dict, strict: bool = True
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    model_state_dict: dict[str, Any],
+    optim_state_dict: dict[str, Any],
+    strict: bool = True,
 ) -> None:
     """Gives model and optimizers what :func:`get_state_dict`, here or torch's, gave and ``dcp.load`` has filled."""
     options = _torch.StateDictOptions(strict=strict)

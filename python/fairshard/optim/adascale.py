@@ -100,12 +100,12 @@ class AdaScale(torch.optim.Optimizer):
     smoothing = property(lambda self: self._meter.smoothing, doc="How much of its running means a step keeps.")
 
     @property
-    def param_groups(self) -> list[dict]:
+    def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's, with learning rates for a normal batch."""
         return self._optimizer.param_groups
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict]) -> None:
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self._optimizer.param_groups = groups
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -171,28 +171,28 @@ class AdaScale(torch.optim.Optimizer):
         """Stops measuring; ``step()`` then raises."""
         self._meter.unhook()
 
-    def add_param_group(self, param_group: dict) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the optimizer, and measures its gain from now on."""
         self._optimizer.add_param_group(param_group)
         self._meter.add_group((self._sharded() or self._optimizer).param_groups[-1]["params"])
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """The optimizer's, with the running means under "adascale"."""
         return {**self._optimizer.state_dict(), "adascale": self.shared_state()}
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state dict of this, or of the plain optimizer, which leaves the running means as they are."""
         own = state_dict.get("adascale")
         self._optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "adascale"})
         if own is not None:
             self.load_shared_state(own)
 
-    def shared_state(self) -> dict:
+    def shared_state(self) -> dict[str, Any]:
         """What all ranks have alike."""
         means, effective_steps = self._meter.state()
         return {"means": means.clone(), "effective_steps": effective_steps.clone()}
 
-    def load_shared_state(self, state: dict) -> None:
+    def load_shared_state(self, state: dict[str, Any]) -> None:
         """Takes up what ``shared_state()`` gave."""
         self._meter.load(state["means"], state["effective_steps"])
 
@@ -227,7 +227,7 @@ class AdaScaleWrapper(AdaScale):
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[Any],
         world_size: int | None = None,
         scale: float | None = None,
         smoothing: float | None = None,
@@ -254,7 +254,7 @@ class AdaScaleWrapper(AdaScale):
         )
 
     @staticmethod
-    def class_of_steps(options: dict) -> type[torch.optim.Optimizer]:
+    def class_of_steps(options: dict[str, Any]) -> type[torch.optim.Optimizer]:
         """The class whose arithmetic it has if it is made with these options."""
         return options.get("optim_cls", torch.optim.SGD)
 

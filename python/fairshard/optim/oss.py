@@ -78,7 +78,7 @@ class OSS(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[Any],
         optim: type[torch.optim.Optimizer] = torch.optim.SGD,
         group: "dist.ProcessGroup | None" = None,
         broadcast_buffer_size: int = -1,
@@ -149,12 +149,12 @@ class OSS(torch.optim.Optimizer):
         return self._base
 
     @property
-    def state(self) -> dict:
+    def state(self) -> dict[Any, Any]:
         """This rank's part of the state, by slices of parameters."""
         return self._base.state if self._base is not None else {}
 
     @state.setter
-    def state(self, _: dict) -> None:
+    def state(self, _: dict[Any, Any]) -> None:
         """The base class sets it to nothing, which it is until there is a base optimizer."""
 
     @property
@@ -241,7 +241,7 @@ class OSS(torch.optim.Optimizer):
         if hasattr(self._base, "forget"):
             self._base.forget()
 
-    def add_param_group(self, param_group: dict) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Shards one more group. A ShardedDataParallel made before finds it at its next forward."""
         super().add_param_group(param_group)
         if self._base is not None:
@@ -255,7 +255,7 @@ class OSS(torch.optim.Optimizer):
         self,
         max_norm: float,
         norm_type: float = 2.0,
-        filter_params_fn: Callable[[list], Iterable] | None = None,
+        filter_params_fn: Callable[[list[torch.Tensor]], Iterable[torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """Scales all gradients, over all ranks, to a norm of at most ``max_norm``; returns their norm.
 
@@ -277,7 +277,7 @@ class OSS(torch.optim.Optimizer):
         state = _state.consolidate(self, recipient_rank in (-1, self._mesh.all.rank))
         self._consolidated = None if state is None else self._with_shared_state(state)
 
-    def state_dict(self, all_ranks: bool = False) -> dict:
+    def state_dict(self, all_ranks: bool = False) -> dict[str, Any]:
         """The state in the form of the plain torch optimizer's.
 
         It is whole on ranks for which it was consolidated after the last step. Elsewhere its tensors are those of which
@@ -307,7 +307,7 @@ class OSS(torch.optim.Optimizer):
         shared = {"adascale": self._base.shared_state()} if hasattr(self._base, "shared_state") else {}
         return {"state": state, **shared}
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes this rank's share of a plain torch optimizer's state, or of a consolidated one.
 
         ``state_dict`` is left as it was.
@@ -329,7 +329,7 @@ class OSS(torch.optim.Optimizer):
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
-    def partition_parameters(self) -> list[list[dict]]:
+    def partition_parameters(self) -> list[list[dict[str, Any]]]:
         """For every rank its parameter groups, with the slices that it owns as ``params``."""
         self.wait_for_parameters()
         numbers = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}

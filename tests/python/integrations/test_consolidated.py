@@ -1,5 +1,6 @@
 """What the program consolidates of a checkpoint is a model file for transformers."""
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -32,6 +33,7 @@ def _train_and_save(rank, world_size, folder):
         return model(torch.arange(16)[None]).logits.tolist()
 
 
+@pytest.mark.costly
 def test_transformers_loads_a_consolidated_checkpoint(run_ranks, tmp_path):
     expected, *_ = run_ranks(2, _train_and_save, str(tmp_path))
     folder = tmp_path / "model"

@@ -1,6 +1,7 @@
 """ShardedTrainer trains, saves and resumes as Hugging Face's Trainer does with DDP, bit for bit."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,15 +21,22 @@ MODES = (
 
 
 def _modes(hf, folder):
+    from support.curves import read_curves
+
     evaluated = {"eval_strategy": "steps", "eval_steps": 2}
     plain = hf.train(hf.Trainer, hf.arguments(folder, **evaluated))
     assert isinstance(plain.model_wrapped, DistributedDataParallel)
     for options in MODES:
-        trainer = hf.train(hf.ShardedTrainer, hf.arguments(folder, **evaluated), sharding=options)
+        args = hf.arguments(folder, report_to="tensorboard" if options == MODES[-1] else "none", **evaluated)
+        trainer = hf.train(hf.ShardedTrainer, args, sharding=options)
         assert isinstance(trainer.optimizer.optimizer, OSS)
         logged = [entry for entry in trainer.state.log_history if "loss" in entry]
         assert all(entry["fairshard/sent_bytes"] > 1000 and entry["fairshard/waited_s"] > 0 for entry in logged)
         hf.assert_same(trainer, plain, options)
+    if dist.get_rank() == 0:
+        (curves,) = Path(folder).glob("runs/*")
+        sent = [entry["fairshard/sent_bytes"] for entry in logged]
+        assert read_curves(curves)["train/fairshard/sent_bytes"] == pytest.approx(sent)
 
 
 def _features(hf, folder):

@@ -28,6 +28,10 @@ MODES = (
 
 
 def _modes(pl, fit, ShardedStrategy):
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    for name, method in (("ddp_sharded", "popen"), ("ddp_sharded_spawn", "spawn")):
+        assert StrategyRegistry.get(name)._start_method == method
     _, plain = fit("ddp")
     for options in MODES:
         trainer, model = fit(ShardedStrategy(**options))
@@ -51,14 +55,10 @@ def _options_of_trainer(pl, fit):
 
 
 def _options_of_sharding(pl, fit, ShardedStrategy):
-    """All reach their takers, those about what travels change it, and DDP's hooks run where gradients are whole."""
+    """All reach their takers, those about what travels change it, and a mesh has shards and replicas."""
     names = {name for taker in (OSS, ShardedDataParallel) for name in inspect.signature(taker.__init__).parameters}
     given = sorted(names - _frameworks._ITS_OWN)
     assert {"partition", "master_weights", "gather_dtype", "reduce_dtype", "static_graph", "mesh"} <= {*given}
-    from lightning.pytorch.strategies import DDPStrategy
-
-    from fairshard.lightning import SlowMoStrategy
-
     of_optimizers, of_model = _frameworks.split(dict.fromkeys(given), OSS, ShardedDataParallel)
     assert sorted({*of_optimizers, *of_model}) == given
     _, plain = fit("ddp", pl.Model(torch.optim.SGD))
@@ -74,6 +74,16 @@ def _options_of_sharding(pl, fit, ShardedStrategy):
         trainer, model = fit(ShardedStrategy(mesh=mesh))
         assert trainer.optimizers[0].group.size == ranks
         pl.assert_same(model, plain, f"{nodes} nodes")
+
+    with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):
+        ShardedStrategy(overlap=True)
+
+
+def _communication_hooks(pl, fit, ShardedStrategy):
+    """Run where gradients are whole, and are refused elsewhere."""
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from fairshard.lightning import SlowMoStrategy
 
     def halved(state, bucket):
         return default_hooks.allreduce_hook(state, bucket).then(lambda future: future.value() / 2)
@@ -113,7 +123,7 @@ def _float16(pl, fit, ShardedStrategy, folder):
     *_, plain, scaler = fit_scaled("ddp")
     assert scaler.get_scale() == 2.0**9  # halved, doubled, and halved
     for strategy in ("ddp_sharded", ShardedStrategy(**MODES[-1])):
-        trainer, model, ours = fit_scaled(strategy)
+        _, model, ours = fit_scaled(strategy)
         assert isinstance(ours, ShardedGradScaler)
         pl.assert_same(model, plain, "16-mixed")
         assert ours.get_scale() == scaler.get_scale()
@@ -241,9 +251,12 @@ def _offload(pl, fit, folder):
     assert all(a.equal(b) for a, b in zip(resumed.state_dict().values(), models[0].state_dict().values(), strict=True))
 
 
-def _monitor(pl, fit):
+def _monitor(pl, fit, folder):
     """Each step sends a model's gradients, and its parameters; here with AdaScale, whose gain is logged."""
+    from lightning.pytorch.loggers import TensorBoardLogger
+
     from fairshard.lightning import ShardingMonitor
+    from support.curves import read_curves
 
     class Scaled(pl.Model):
         def configure_optimizers(self):
@@ -254,10 +267,17 @@ def _monitor(pl, fit):
 
     model = Scaled()
     model.logged = []
-    fit("ddp_sharded", model, callbacks=[ShardingMonitor()])
+    logger = TensorBoardLogger(folder, "", "curves")
+    fit("ddp_sharded", model, callbacks=[ShardingMonitor()], logger=logger, log_every_n_steps=1)
     last = model.logged[-1]
     assert last["fairshard/sent_bytes"] >= 4 * sum(p.numel() for p in model.parameters())
     assert last["fairshard/waited_s"] > 0 and 1 <= last["fairshard/gain"] <= 2
+    if dist.get_rank() == 0:
+        curves = read_curves(f"{folder}/curves")
+        for name in ("waited_s", "sent_bytes", "gain"):
+            assert curves[f"fairshard/{name}"] == pytest.approx(
+                [float(each[f"fairshard/{name}"]) for each in model.logged]
+            )
 
 
 def _after_training(pl, fit, ShardedStrategy):
@@ -293,62 +313,31 @@ def _compiled(pl, fit, ShardedStrategy):
     assert ours[1:] == plain[1:] and plain[1]["calls_captured"] > 10
 
 
-def _train_by_fabric(pl, strategy, folder=None, steps=6, load=None, clip=None, compiler=None, **options):
-    """Accumulates two batches to a step, clips, follows a schedule; loads first, and saves at the end."""
-    from lightning.fabric import Fabric
-
-    fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2, **options)
-    fabric.launch()
-    net = pl.net()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-    model, optimizer = fabric.setup(compiler(net) if compiler else net, optimizer)
-    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "step": 0}
-    if load:
-        fabric.load(load, state)
-    batches = list(fabric.setup_dataloaders(pl.data()))
-    for step in range(state["step"], steps):
-        inputs, targets = batches[step % len(batches)]
-        is_accumulating = step % 2 == 0
-        with fabric.no_backward_sync(model, enabled=is_accumulating):
-            fabric.backward(nn.functional.mse_loss(model(inputs), targets))
-        if not is_accumulating:
-            fabric.clip_gradients(model, optimizer, **(clip or {"clip_val": 0.01}))
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-    state["step"] = steps
-    if folder:
-        fabric.save(folder, state)
-    if isinstance(optimizer, OSS):
-        optimizer.wait_for_parameters()
-    return net
-
-
 def _fabric(pl, folder):
     from lightning.fabric.plugins import MixedPrecision
 
     from fairshard.lightning import FabricShardedStrategy
+    from support.fabric import train
 
-    plain = _train_by_fabric(pl, "ddp")
+    plain = train("ddp")
     for strategy in ("ddp_sharded", FabricShardedStrategy(**MODES[-1])):
-        pl.assert_same(_train_by_fabric(pl, strategy), plain, strategy)
+        pl.assert_same(train(strategy), plain, strategy)
     options = {"precision": "bf16-mixed", "clip": {"max_norm": 0.05}}
-    ours, theirs = (_train_by_fabric(pl, strategy, **options) for strategy in ("ddp_sharded", "ddp"))
+    ours, theirs = (train(strategy, **options) for strategy in ("ddp_sharded", "ddp"))
     pl.assert_same(ours, theirs, options, rtol=1e-5, atol=1e-6)
     compiled = {"compiler": functools.partial(torch.compile, backend="eager")}
     for strategy in ("ddp_sharded", FabricShardedStrategy(**MODES[-1])):
-        pl.assert_same(_train_by_fabric(pl, strategy, **compiled), plain, f"{strategy}, compiled")
+        pl.assert_same(train(strategy, **compiled), plain, f"{strategy}, compiled")
     precisions = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 2.0**10)) for _ in range(2)]
     ours, theirs = (
-        _train_by_fabric(pl, strategy, plugins=[precision])
+        train(strategy, plugins=[precision])
         for strategy, precision in zip(("ddp_sharded", "ddp"), precisions, strict=True)
     )
     assert isinstance(precisions[0].scaler, ShardedGradScaler)
     pl.assert_same(ours, theirs, "16-mixed")
     for name, other in (("ddp", "ddp_sharded"), ("ddp_sharded", "ddp"), ("ddp_sharded", "ddp_sharded")):
-        _train_by_fabric(pl, name, f"{folder}/fabric", 4)
-        model = _train_by_fabric(pl, other, load=f"{folder}/fabric")
+        train(name, f"{folder}/fabric", 4)
+        model = train(other, load=f"{folder}/fabric")
         pl.assert_same(pl.settle_ddp(model) if other == "ddp" else model, plain, f"{other} from {name}")
 
 
@@ -360,17 +349,16 @@ def _all_of_it(rank, world_size, folder):
     _modes(pl, pl.fit, ShardedStrategy)
     _options_of_trainer(pl, pl.fit)
     _options_of_sharding(pl, pl.fit, ShardedStrategy)
+    _communication_hooks(pl, pl.fit, ShardedStrategy)
     _float16(pl, pl.fit, ShardedStrategy, folder)
     _optimizers(pl, pl.fit, folder)
     _checkpoints(pl, pl.fit, ShardedStrategy, folder)
     _folders(pl, pl.fit, ShardedStrategy, folder)
     _slowmo(pl, pl.fit, folder)
     _offload(pl, pl.fit, folder)
-    _monitor(pl, pl.fit)
+    _monitor(pl, pl.fit, folder)
     _after_training(pl, pl.fit, ShardedStrategy)
     _compiled(pl, pl.fit, ShardedStrategy)
-    with pytest.raises(TypeError, match="no option of OSS, ShardedDataParallel, DDPStrategy: overlap"):
-        ShardedStrategy(overlap=True)
 
 
 def _more_ranks(rank, world_size, folder):

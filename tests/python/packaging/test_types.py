@@ -1,5 +1,7 @@
 """Type checkers know what is public, down to the C++ core, and the core's stubs are those of the core."""
 
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -62,6 +64,24 @@ def test_wrong_programs_are_noticed(checker, tmp_path):
     assert result.returncode == 1
     for line in (3, 4, 5):
         assert f"wrong.py:{line}:" in result.stdout, result.stdout
+
+
+def public_names():
+    """Of all modules, and of their classes."""
+    for module in ("optim", "nn.data_parallel", "checkpoint", "checkpoint.dcp", "experimental.nn", "comm"):
+        name = f"fairshard.{module}"
+        for public in importlib.import_module(name).__all__:
+            yield name, public
+            found = getattr(sys.modules[name], public)
+            members = vars(found) if inspect.isclass(found) else ()
+            yield from ((name, f"{public}.{member}") for member in members if not member.startswith("_"))
+
+
+def test_no_type_of_what_is_public_is_unknown(tmp_path):
+    program = tmp_path / "all.py"
+    program.write_text("".join(f"import {module}\nprint({module}.{name})\n" for module, name in public_names()))
+    result = pyright(tmp_path, program)
+    assert "unknown" not in result.stdout, result.stdout
 
 
 def test_the_stubs_are_those_of_the_core(tmp_path):

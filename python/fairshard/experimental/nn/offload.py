@@ -201,7 +201,7 @@ class OffloadModel(nn.Module):
         """Track, name, start and end (seconds) of all that was done since the last call; see ``record_spans``."""
         return self._pager.take_spans()
 
-    def state_dict(self, *arguments: Any, **kwargs: Any) -> dict:
+    def state_dict(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
         """The model's own, under its own names."""
         self.wait_for_step()
         return self.model.state_dict(*arguments, **kwargs)

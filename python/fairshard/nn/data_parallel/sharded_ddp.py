@@ -175,7 +175,9 @@ class ShardedDataParallel(nn.Module):
         """From here on, backward reduces gradients or not, as torch's fully_shard has it; see :meth:`no_sync`."""
         self._made_engine().sync = bool(requires_gradient_sync)
 
-    def register_comm_hook(self, state: object, hook: Callable[[Any, "dist.GradBucket"], torch.futures.Future]) -> None:
+    def register_comm_hook(
+        self, state: object, hook: Callable[[Any, "dist.GradBucket"], "torch.futures.Future[Any]"]
+    ) -> None:
         """Has a hook of torch's DDP average gradients, in place of an all-reduce: once, the same on all ranks.
 
         It is called with ``state`` and each bucket of this rank's own gradients (a ``dist.GradBucket``), and returns

@@ -247,7 +247,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         """Makes the parameters of all nodes their average, at the end of training say. To be called on all ranks."""
         self._loop.average([] if fp32_params is None else list(fp32_params))
 
-    def no_sync(self) -> contextlib.AbstractContextManager:
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it, backward reduces nothing and gradients add up; the next one reduces the sum."""
         return self._parallel.no_sync()
 
@@ -255,7 +255,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         """Drops all gradients."""
         self._parallel.zero_grad(set_to_none)
 
-    def report(self) -> dict:
+    def report(self) -> dict[str, Any]:
         """How often nodes were synchronised, and what this rank has sent inside and between nodes, in bytes."""
         return self._synchroniser.report()
 
@@ -267,7 +267,7 @@ class SlowMoDistributedDataParallel(nn.Module):
         """Takes up what :meth:`outer_state` gave on this rank."""
         self._synchroniser.load_state(tensors, scalars)
 
-    def state_dict(self, *arguments: Any, **kwargs: Any) -> dict:
+    def state_dict(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
         """The module's, and under ``slowmo.`` all that this rank needs to go on. Every rank has its own."""
         self._parallel.wait_for_parameters()
         state = super().state_dict(*arguments, **kwargs)
