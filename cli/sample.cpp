@@ -2,7 +2,7 @@
 #include "commands.h"
 #include "folders.h"
 #include "gpt/generate.h"
-#include "saved_gpt.h"
+#include "saved_model.h"
 
 #include <CLI/CLI.hpp>
 

@@ -98,10 +98,9 @@ std::optional<Refusal> find_orphan(const TrainOptions& options, const IsGiven& i
 }
 
 std::optional<Refusal> find_bad_number(const TrainOptions& options, int ranks) {
-  const auto& model = options.model;
-  if (model.width() % model.heads() != 0) {
-    return Refusal{"--width",
-                   c10::str(model.width(), " is not a multiple of --heads ", model.heads())};
+  const auto& gpt = options.gpt;
+  if (gpt.width() % gpt.heads() != 0) {
+    return Refusal{"--width", c10::str(gpt.width(), " is not a multiple of --heads ", gpt.heads())};
   }
   if (options.batch % (ranks * options.accumulate) != 0) {
     return Refusal{"--batch", c10::str(options.batch, " windows cannot be shared evenly by ", ranks,

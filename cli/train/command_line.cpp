@@ -4,6 +4,7 @@
 #include "../validators.h"
 #include "check.h"
 #include "gpt/sizes.h"
+#include "model_choice.h"
 #include "outputs.h"
 #include <fairshard/store/directory.h>
 
@@ -31,19 +32,25 @@ CLI::Option* add_bytes(CLI::App& app, const std::string& name, std::optional<uin
 void add_model_options(CLI::App& app, TrainOptions& options) {
   options.data = FAIRSHARD_DEFAULT_DATA;
   app.add_option("--data", options.data,
-                 "text to train on: a file, or a folder of source and text files")
+                 "text to train on: a file, or a folder of source and text files; or with --model "
+                 "a .safetensors file of tokens")
       ->check(CLI::ExistingPath);
+  app.add_option("--model", options.model,
+                 "folder of a model to train: config.json, and weights unless they are to begin "
+                 "random")
+      ->check(CLI::ExistingDirectory);
   std::vector<std::string> names;
   for (const auto& size : gpt::named_sizes()) {
     names.push_back(size.name);
   }
   app.add_option("--size", options.size, "the model by its name; single dimensions go first")
       ->check(CLI::IsMember(names));
-  app.add_option("--context", options.model.context(), "bytes per window")->check(whole_number(1));
-  app.add_option("--layers", options.model.layers(), "blocks of the model")->check(whole_number(1));
-  app.add_option("--width", options.model.width(), "features per byte, a multiple of --heads")
+  app.add_option("--context", options.gpt.context(), "bytes or tokens per window")
       ->check(whole_number(1));
-  app.add_option("--heads", options.model.heads(), "attention heads")->check(whole_number(1));
+  app.add_option("--layers", options.gpt.layers(), "blocks of the model")->check(whole_number(1));
+  app.add_option("--width", options.gpt.width(), "features per byte, a multiple of --heads")
+      ->check(whole_number(1));
+  app.add_option("--heads", options.gpt.heads(), "attention heads")->check(whole_number(1));
 }
 
 void add_training_options(CLI::App& app, TrainOptions& options) {
@@ -212,15 +219,9 @@ void TrainCommandLine::read_config() {
 void TrainCommandLine::finish() {
   read_config();
   const auto is_given = [&](const std::string& name) { return command_.count(name) > 0; };
-  const auto& size = gpt::size_named(options_.size);
-  const auto fill = [&](const char* name, int64_t& value, int64_t of_size) {
-    value = is_given(name) ? value : of_size;
-  };
-  fill("--layers", options_.model.layers(), size.layers());
-  fill("--width", options_.model.width(), size.width());
-  fill("--heads", options_.model.heads(), size.heads());
-  fill("--context", options_.model.context(), size.context());
-
+  if (const auto refusal = choose_model(options_, is_given)) {
+    throw CLI::ValidationError(refusal->option, refusal->reason);
+  }
   const auto environment = comm::read_environment();
   const bool has_launcher = environment.origin != "none";
   if (has_launcher && is_given("--ranks") && options_.ranks != environment.world_size) {
@@ -275,10 +276,12 @@ void TrainCommandLine::list_options() {
       listed[name] = value_of(*option);
     }
   }
-  listed["layers"] = options_.model.layers();
-  listed["width"] = options_.model.width();
-  listed["heads"] = options_.model.heads();
-  listed["context"] = options_.model.context();
+  if (!options_.hub) {
+    listed["layers"] = options_.gpt.layers();
+    listed["width"] = options_.gpt.width();
+    listed["heads"] = options_.gpt.heads();
+  }
+  listed["context"] = options_.gpt.context();
   listed["shard"] = options_.shard;
   listed["ranks"] = options_.ranks;
   options_.listed = listed.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

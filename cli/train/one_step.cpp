@@ -34,8 +34,8 @@ at::Tensor Stepper::loss_of(const gpt::Batch& batch, bool trains) {
   const Autocast autocast(device_.type(), options_.amp == "fp16" ? at::kHalf : at::kBFloat16,
                           is_mixed);
   const at::Tensor tokens = batch.tokens.to(device_);
-  const at::Tensor logits = trains ? strategy_.forward(tokens) : strategy_.evaluate(tokens);
-  return gpt::loss_of(logits, batch.targets.to(logits.device()));
+  const at::Tensor targets = batch.targets.to(device_);
+  return trains ? strategy_.forward(tokens, targets) : strategy_.evaluate(tokens, targets);
 }
 
 double Stepper::evaluate(const gpt::Batch& batch) { return loss_of(batch, false).item<double>(); }

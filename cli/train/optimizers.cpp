@@ -14,7 +14,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-std::optional<int64_t> bucket_bytes_for(const gpt::Gpt& model) {
+std::optional<int64_t> bucket_bytes_for(const LanguageModel& model) {
   int64_t bytes = 0;
   for (const auto& parameter : model->parameters()) {
     bytes += static_cast<int64_t>(parameter.nbytes());
@@ -67,7 +67,7 @@ DataParallelMode mode_of(const TrainOptions& options) {
                                         : DataParallelMode::kGradients;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const LanguageModel& model,
                                           const TrainOptions& options) {
   const auto rates = adamw_options(options);
   const auto oss = OssOptions()
@@ -89,7 +89,7 @@ std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::G
   return std::make_unique<OSS<AdamW>>(group, *model, rates, oss);
 }
 
-DataParallelOptions parallel_options(DataParallelMode mode, const gpt::Gpt& model) {
+DataParallelOptions parallel_options(DataParallelMode mode, const LanguageModel& model) {
   auto options = DataParallelOptions().mode(mode);
   if (const auto bytes = bucket_bytes_for(model)) {
     options.bucket_bytes(*bytes);

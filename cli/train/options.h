@@ -4,6 +4,7 @@
 // describes it.
 
 #include "gpt/model_options.h"
+#include <fairshard/models/config.h>
 
 #include <cstdint>
 #include <optional>
@@ -11,12 +12,24 @@
 
 namespace fairshard::cli::training {
 
+/// A model's folder as Hugging Face's hub has it.
+struct HubFolder {
+  std::string folder;
+  models::ModelConfig config;
+  /// Otherwise its config alone, for random ones.
+  bool has_weights = false;
+};
+
 struct TrainOptions {
   // The text and the model
   /// A file or a folder.
   std::string data;
+  /// The folder of a model; empty: the byte-level GPT of these sizes.
+  std::string model;
   std::string size = "micro";
-  gpt::GptOptions model;
+  gpt::GptOptions gpt;
+  /// What is in `model`, if one is given.
+  std::optional<HubFolder> hub;
 
   // Training
   int64_t steps = 600;
@@ -87,6 +100,10 @@ struct TrainOptions {
   std::string trace;
   int64_t trace_steps = 20;
 
+  /// Tokens per window.
+  int64_t context() const { return gpt.context(); }
+  /// What losses are per.
+  const char* token() const { return hub ? "token" : "byte"; }
   /// Whether nodes train apart.
   bool has_nodes() const { return slowmo || diloco; }
   /// All options by their names, as one JSON object, for the log.

@@ -1,11 +1,25 @@
 #include "run_checkpoints.h"
 
-#include "../saved_gpt.h"
 #include <fairshard/store/directory.h>
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
+
 namespace fairshard::cli::training {
+namespace {
+
+SavedModel saved_model_of(const TrainOptions& options) {
+  SavedModel model;
+  model.gpt = options.gpt;
+  if (options.hub) {
+    model.config = options.hub->config.json;
+    model.folder = std::filesystem::absolute(options.hub->folder);
+  }
+  return model;
+}
+
+}  // namespace
 
 RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& options,
                                Strategy& strategy, ShardedGradScaler* scaler)
@@ -14,7 +28,7 @@ RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& opt
       resume_from_(options.resume_from),
       is_first_rank_(group.rank() == 0),
       strategy_(strategy),
-      sizes_(options.model),
+      model_(saved_model_of(options)),
       batch_(options.batch) {
   if (folder_.empty()) {
     return;
@@ -22,7 +36,10 @@ RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& opt
   checkpoint_.emplace(group, folder_,
                       CheckpointOptions().keep(options.keep).timeout_s(options.timeout_s));
   strategy.add_to(*checkpoint_);
-  add_sizes(*checkpoint_, sizes_);
+  add_model(*checkpoint_, model_);
+  if (options.hub) {
+    checkpoint_->add_rng();  // for dropout
+  }
   checkpoint_->add("run/batch", &batch_);
   if (scaler) {
     checkpoint_->add("scaler", *scaler);
