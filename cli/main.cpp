@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   fairshard::cli::add_completion(app);
   fairshard::cli::add_consolidate(app);
   fairshard::cli::add_doctor(app);
+  fairshard::cli::add_export(app);
   fairshard::cli::add_inspect(app);
   fairshard::cli::add_plan(app);
   fairshard::cli::add_report(app);

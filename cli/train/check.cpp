@@ -84,8 +84,11 @@ std::optional<Refusal> find_orphan(const TrainOptions& options, const IsGiven& i
        "--slowmo or --diloco",
        {"--nodes", "--localsgd-frequency", "--slowmo-frequency", "--slowmo-momentum", "--slowmo-lr",
         "--fragments", "--fragment-delay", "--wire"}},
-      {!options.save.empty(), "--save", {"--save-every", "--keep", "--resume", "--resume-from"}},
+      {!options.save.empty(),
+       "--save",
+       {"--save-every", "--keep", "--resume", "--resume-from", "--export"}},
       {!options.trace.empty(), "--trace", {"--trace-steps"}},
+      {!options.model.empty(), "--model", {"--export"}},
   };
   for (const auto& [has_owner, owner, names] : all) {
     for (const char* const name : names) {

@@ -158,6 +158,9 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--resume-from", options.resume_from,
                  "go on from the checkpoint of this step in --save, though there may be later ones")
       ->check(whole_number(0));
+  app.add_option("--export", options.export_to,
+                 "folder for the trained model of --model, as transformers keeps models, made of "
+                 "the last checkpoint");
   app.add_option("--log", options.log, "JSON lines of all steps, for `fairshard report`");
   app.add_option("--trace", options.trace,
                  "timeline of the first steps, for Perfetto or chrome://tracing");

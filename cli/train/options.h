@@ -96,6 +96,8 @@ struct TrainOptions {
   bool resume = false;
   /// The step of the checkpoint to go on from, if not that of the newest.
   std::optional<int64_t> resume_from;
+  /// The folder of the trained model, as transformers has it; empty: none is written.
+  std::string export_to;
   std::string log;
   std::string trace;
   int64_t trace_steps = 20;

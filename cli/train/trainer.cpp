@@ -1,5 +1,6 @@
 #include "trainer.h"
 
+#include "../saved_hub_model.h"
 #include "agreement.h"
 #include "counted_memory.h"
 #include "one_step.h"
@@ -12,6 +13,7 @@
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/environment.h>
 #include <fairshard/comm/launch.h>
+#include <fairshard/store/directory.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -295,6 +297,9 @@ void Trainer::end(bool is_terminated) {
   // Before any rank lets go of connections that others may still need.
   comm::barrier(group_, "end of training");
   print_end(is_terminated);
+  if (is_first_rank() && !is_terminated && !options_.export_to.empty()) {
+    export_hub_model(options_.save + "/" + store::checkpoint_name(done_), options_.export_to);
+  }
 }
 
 void Trainer::print_end(bool is_terminated) {

@@ -20,6 +20,7 @@ ROTARY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
+    "eos_token_id": None,
 }
 CONFIGS = {
     "gpt2": transformers.GPT2Config(
