@@ -25,7 +25,12 @@ struct ModelShape {
   std::vector<std::vector<size_t>> blocks;
   /// Where it is known what is computed, and so what must be kept for backward.
   std::optional<gpt::GptOptions> gpt;
+  /// The folder of a model that the trainer takes, and tokens per window; empty: of no such model.
+  std::string hub_folder;
+  int64_t context = 0;
 
+  /// Whether the trainer can train it.
+  bool is_trainable() const { return gpt || !hub_folder.empty(); }
   int64_t parameter_count() const;
 };
 
@@ -36,6 +41,10 @@ ModelShape shape_of_gpt(const std::string& name, const gpt::GptOptions& options)
 constexpr size_t kTokenEmbedding = 0;
 constexpr size_t kPositionEmbedding = 1;
 constexpr size_t first_of_layer(int64_t layer) { return 2 + 12 * static_cast<size_t>(layer); }
+
+/// A model's folder, by its config.json, for windows of `context` tokens, or 0: the usual. Its
+/// blocks are the embeddings, the layers and the read-out.
+ModelShape shape_of_hub(const std::string& folder, int64_t context);
 
 /// The tensors of a safetensors file, or those of the part "model" of a checkpoint. What is not
 /// floating point is passed over. Throws c10::ValueError with the path if there is nothing to train

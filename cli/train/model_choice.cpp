@@ -1,17 +1,14 @@
 #include "model_choice.h"
 
+#include "../usual_context.h"
 #include "gpt/sizes.h"
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <filesystem>
 
 namespace fairshard::cli::training {
 namespace {
-
-/// Of a window, unless the model knows fewer positions or --context says otherwise.
-constexpr int64_t kUsualContext = 1024;
 
 void choose_size(TrainOptions& options, const IsGiven& is_given) {
   const auto& size = gpt::size_named(options.size);
@@ -50,7 +47,7 @@ std::optional<Refusal> choose_folder(TrainOptions& options, const IsGiven& is_gi
   const auto& config = options.hub->config;
   int64_t& context = options.gpt.context();
   if (!is_given("--context")) {
-    context = std::min(kUsualContext, config.max_position_embeddings);
+    context = usual_context(config);
   }
   if (context < 2) {
     return Refusal{"--context", "a model predicts tokens from those before them: at least 2"};

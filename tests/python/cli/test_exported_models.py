@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import subprocess
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from support.hub_models import CONFIGS, SHORT, VOCABULARY, windows, write_folder, write_tokens
-from support.trainer import PROGRAM, run, train, trainer, write_text
+from support.trainer import PROGRAM, environment, run, train, trainer, write_text
 
 PROMPT = [3, 14, 15, 92, 65]
 
@@ -42,9 +43,10 @@ def continued(model, prompt, count):
 
 
 def sampled(*arguments):
-    result = run(PROGRAM, "sample", *arguments, "--device=cpu")
+    command = [PROGRAM, "sample", *arguments, "--device=cpu"]
+    result = subprocess.run(command, env=environment(), capture_output=True)
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return result.stdout.decode("latin-1")  # any bytes
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3"])
