@@ -156,9 +156,8 @@ void print_advice(const ModelShape& model, const std::vector<Candidate>& candida
                   const PlanOptions& options) {
   const auto best = std::find_if(candidates.begin(), candidates.end(),
                                  [](const Candidate& each) { return each.is_best; });
-  if (!model.gpt) {
-    std::cout << "\nActivations are not counted: what the model computes is not known."
-              << (model.is_trainable() ? " --measure finds them.\n" : "\n");
+  if (!model.is_trainable()) {
+    std::cout << "\nActivations are not counted: what the model computes is not known.\n";
   }
   if (best == candidates.end()) {
     std::cout << "\nNothing fits. More ranks, more --slices, a smaller --batch or more memory "
@@ -255,7 +254,7 @@ void print_json(const ModelShape& model, const std::vector<Candidate>& candidate
   }
   const Json result = {{"model", model.name},
                        {"parameters", model.parameter_count()},
-                       {"counts_activations", model.gpt.has_value()},
+                       {"counts_activations", model.is_trainable()},
                        {"strategies", list}};
   std::cout << result.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
 }

@@ -115,8 +115,8 @@ std::vector<std::string> train_options(const ModelShape& model, const Strategy& 
     add("heads", model.gpt->heads());
     add("context", model.gpt->context());
   } else {
-    add("model", model.hub_folder);
-    add("context", model.context);
+    add("model", model.hub.value().folder);
+    add("context", model.window());
   }
   add("batch", workload.batch);
   add("ranks", workload.ranks);

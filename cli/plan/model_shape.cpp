@@ -102,8 +102,8 @@ ModelShape shape_of_hub(const std::string& folder, int64_t context) {
   const auto config = models::ModelConfig::read(folder);
   const models::CausalModel model = models::make_unset_model(config, at::kHalf);
   ModelShape shape;
-  shape.name = shape.hub_folder = folder;
-  shape.context = context > 0 ? context : usual_context(config);
+  shape.name = folder;
+  shape.hub = {folder, config, context > 0 ? context : usual_context(config)};
   std::unordered_map<const c10::TensorImpl*, size_t> numbers;
   for (const auto& item : model->named_parameters()) {
     numbers[item.value().unsafeGetTensorImpl()] = shape.parameters.size();

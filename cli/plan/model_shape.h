@@ -2,6 +2,7 @@
 // plan/ predicts what a model needs before it is trained. This header: what is known of the model.
 
 #include "gpt/model_options.h"
+#include <fairshard/models/config.h>
 
 #include <cstdint>
 #include <optional>
@@ -17,6 +18,14 @@ struct ParameterShape {
   int64_t numel = 0;
 };
 
+/// A model's folder, as the trainer takes it.
+struct HubShape {
+  std::string folder;
+  models::ModelConfig config;
+  /// Tokens per window.
+  int64_t context = 0;
+};
+
 struct ModelShape {
   std::string name;
   /// In the order in which a module registers them.
@@ -25,12 +34,12 @@ struct ModelShape {
   std::vector<std::vector<size_t>> blocks;
   /// Where it is known what is computed, and so what must be kept for backward.
   std::optional<gpt::GptOptions> gpt;
-  /// The folder of a model that the trainer takes, and tokens per window; empty: of no such model.
-  std::string hub_folder;
-  int64_t context = 0;
+  std::optional<HubShape> hub;
 
-  /// Whether the trainer can train it.
-  bool is_trainable() const { return gpt || !hub_folder.empty(); }
+  /// Whether the trainer can train it, so that it is known what is computed.
+  bool is_trainable() const { return gpt || hub; }
+  /// Tokens of a window, if it is.
+  int64_t window() const { return gpt ? gpt->context() : hub.value().context; }
   int64_t parameter_count() const;
 };
 

@@ -114,10 +114,7 @@ ModelShape PlanOptions::model() const {
 }
 
 int64_t PlanOptions::context_of(const ModelShape& model) const {
-  return model.gpt           ? model.gpt->context()
-         : model.context > 0 ? model.context
-         : context > 0       ? context
-                             : kDefaultContext;
+  return model.is_trainable() ? model.window() : context > 0 ? context : kDefaultContext;
 }
 
 void add_options(CLI::App& command, PlanOptions& options) {

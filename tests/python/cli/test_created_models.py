@@ -52,27 +52,33 @@ def test_bad_sizes_are_named(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_is_planned_and_measured(tmp_path):
-    """But for activations all is as predicted, for a model whose head is its token embedding, too."""
-    create(tmp_path / "model", "--type=qwen2", "--tied", *TINY)
-    strategies = ["gradients", "optimizer+checkpoint", "gradients+offload"]
+@pytest.mark.parametrize(
+    ("kind", "strategies"),
+    [
+        (("--type=qwen2", "--tied"), ["gradients", "optimizer+checkpoint", "gradients+offload"]),
+        (("--type=qwen3", "--kv-heads=2"), ["none+bf16", "gradients+checkpoint"]),
+        (("--type=gpt2",), ["gradients+bf16", "optimizer"]),
+    ],
+)
+def test_a_folder_is_planned_as_it_is_measured(tmp_path, kind, strategies):
+    create(tmp_path / "model", *kind, *TINY)
     text = write_text(tmp_path)
     measuring = ("--measure", "--device=cpu", "--threads=1", "--steps=3", f"--data={text}", "--slices=3")
-    command = [PROGRAM, "plan", f"--model={tmp_path}/model", "--ranks=2", "--batch=4", "--strategy", *strategies]
+    command = [PROGRAM, "plan", f"--model={tmp_path}/model", "--ranks=2", "--batch=8", "--strategy", *strategies]
     result = run(*command, *measuring, "--json")
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     assert answer["parameters"] == AutoModelForCausalLM.from_pretrained(tmp_path / "model").num_parameters()
-    assert not answer["counts_activations"]
+    assert answer["counts_activations"]
     for row in answer["strategies"]:
         found = row["measured"]
-        assert {kind: row["bytes"][kind] for kind in KINDS} == {kind: found["bytes"][kind] for kind in KINDS}, row
+        for kind in KINDS:  # but for what fills up short parameters
+            assert row["bytes"][kind] == pytest.approx(found["bytes"][kind], rel=0.01), row
         assert row["bytes"]["host"] == pytest.approx(found["bytes"]["host"], rel=0.01), row
-        assert found["bytes"]["activations"] > row["bytes"]["activations"]
-    shown = run(*command, "--amp=none")
-    assert "Activations are not counted" in shown.stdout and "--measure finds them" in shown.stdout
-    words = f"fairshard train --model {tmp_path}/model --context 64 --batch 4 --ranks 2 --shard "
-    assert words in shown.stdout
+        assert row["bytes"]["peak"] == pytest.approx(found["bytes"]["peak"], rel=0.05), row
+    shown = run(*command).stdout
+    assert "Activations are not counted" not in shown
+    assert f"fairshard train --model {tmp_path}/model --context 64 --batch 8 --ranks 2 --shard " in shown
 
 
 def test_a_config_alone_is_planned(tmp_path):
