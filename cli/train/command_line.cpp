@@ -61,6 +61,18 @@ void add_training_options(CLI::App& app, TrainOptions& options) {
                  "parts in which a rank computes its share of a batch, one after another")
       ->check(whole_number(1));
   app.add_option("--lr", options.lr, "highest learning rate")->check(number_from(0, false));
+  app.add_option("--schedule", options.schedule,
+                 "how the learning rate falls after its warm-up: along a cosine, in the last fifth "
+                 "of the steps (wsd), in a line, or not at all")
+      ->check(CLI::IsMember({"cosine", "wsd", "linear", "constant"}));
+  app.add_option("--warmup", options.warmup,
+                 "steps in which the learning rate rises; without it a tenth, at most 100")
+      ->check(whole_number(0));
+  app.add_option("--final-lr", options.final_lr, "part of the highest learning rate that is left")
+      ->check(number_from(0, true));
+  app.add_option("--weight-decay", options.weight_decay, "of AdamW")->check(number_from(0, true));
+  app.add_flag("--decay-matrices-only", options.decays_matrices_only,
+               "norms and biases do not decay");
   app.add_option("--clip", options.clip, "largest norm of the gradients; 0 leaves them")
       ->check(number_from(0, true));
   app.add_option("--seed", options.seed, "of the first weights and of the order of the text")

@@ -37,8 +37,17 @@ struct TrainOptions {
   int64_t batch = 16;
   /// In how many parts, one after another, a rank computes its share of a batch.
   int64_t accumulate = 1;
-  /// The highest learning rate, reached after a short warm-up; the last is a tenth of it.
+  /// The highest learning rate.
   double lr = 1e-3;
+  /// "cosine", "wsd", "linear" or "constant": how it falls after a warm-up.
+  std::string schedule = "cosine";
+  /// Steps in which it rises; a tenth of all, and at most a hundred, if it is not given.
+  std::optional<int64_t> warmup;
+  /// The last learning rate as a part of the highest.
+  double final_lr = 0.1;
+  double weight_decay = 0.1;
+  /// Parameters of one dimension, norms and biases, do not decay.
+  bool decays_matrices_only = false;
   /// The largest norm of the gradients; 0 leaves them.
   double clip = 0;
   uint64_t seed = 0;
