@@ -19,6 +19,14 @@ SavedModel saved_model_of(const TrainOptions& options) {
   return model;
 }
 
+/// What a config.json says of computing, whoever has written it.
+models::ModelConfig meaning_of(const std::string& config) {
+  models::ModelConfig meaning = models::ModelConfig::parse(config);
+  meaning.json.clear();
+  meaning.dtype.reset();
+  return meaning;
+}
+
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& options,
@@ -67,10 +75,14 @@ std::optional<LoadReport> RunCheckpoints::load() {
 
 std::optional<int64_t> RunCheckpoints::resume() {
   const int64_t batch = batch_;
+  const std::string config = model_.config;
   const auto report = load();
   if (!report) {
     return std::nullopt;
   }
+  TORCH_CHECK_VALUE(config.empty() || meaning_of(config) == meaning_of(model_.config),
+                    "the run in ", folder_, " trains a model with another config.json than the ",
+                    "given --model");
   if (batch != batch_) {
     TORCH_WARN("the run in ", folder_, " had --batch ", batch_, ", and goes on with ", batch,
                ": its losses will not be those of the run that was not stopped");

@@ -115,6 +115,18 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_with_other_ranks(hub, tmp_path)
     assert resumed.losses == pytest.approx(whole.losses, rel=SUMS)
 
 
+def test_another_config_is_refused(hub, tmp_path):
+    """Though the weights would fit; what says nothing of computing may differ."""
+    options = SHORT | {"save": tmp_path / "runs", "steps": 1}
+    train(hub / "tokens.safetensors", tmp_path / "log.jsonl", model=hub / "llama", **options)
+    other = changed_config(tmp_path / "other", hub, '"rope_theta": 10000.0', '"rope_theta": 500.0')
+    result = run(*trainer(hub / "tokens.safetensors", model=other, resume=True, **options))
+    assert result.returncode == 1
+    assert "trains a model with another config.json than the given --model" in result.stderr
+    same = changed_config(tmp_path / "same", hub, '"dtype": "float32"', '"dtype": "bfloat16"')
+    assert train(hub / "tokens.safetensors", tmp_path / "more.jsonl", model=same, resume=True, **options)
+
+
 def test_a_run_with_dropout_goes_on_with_its_random_numbers(hub, tmp_path):
     data, options = hub / "tokens.safetensors", SHORT | {"model": hub / "gpt2-dropout", "steps": 6, "ranks": 2}
     runs, saving = tmp_path / "runs", {"save_every": 3}
