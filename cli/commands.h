@@ -10,7 +10,9 @@ namespace fairshard::cli {
 
 void add_completion(CLI::App& app);
 void add_consolidate(CLI::App& app);
+void add_create(CLI::App& app);
 void add_doctor(CLI::App& app);
+void add_export(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);

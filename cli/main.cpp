@@ -34,7 +34,9 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "fairshard " FAIRSHARD_VERSION " with torch " TORCH_VERSION);
   fairshard::cli::add_completion(app);
   fairshard::cli::add_consolidate(app);
+  fairshard::cli::add_create(app);
   fairshard::cli::add_doctor(app);
+  fairshard::cli::add_export(app);
   fairshard::cli::add_inspect(app);
   fairshard::cli::add_plan(app);
   fairshard::cli::add_report(app);

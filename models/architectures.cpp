@@ -1,9 +1,8 @@
-#include "architectures.h"
-
 #include "config_json.h"
 #include "gpt2.h"
 #include "llama.h"
 #include "qwen.h"
+#include <fairshard/models/model.h>
 
 #include <c10/util/Exception.h>
 
@@ -67,7 +66,7 @@ ModelConfig ModelConfig::read(const std::string& folder) {
   return parse(text.str(), path);
 }
 
-CausalModel make_empty(const ModelConfig& config, at::ScalarType dtype) {
+CausalModel make_unset_model(const ModelConfig& config, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(config == ModelConfig::parse(config.json, "the model's config"),
                     "the model's config was changed after it was read: change its JSON instead");
   name_of_dtype(dtype);  // refuses others
@@ -75,7 +74,7 @@ CausalModel make_empty(const ModelConfig& config, at::ScalarType dtype) {
 }
 
 CausalModel make_model(const ModelConfig& config, at::ScalarType dtype) {
-  CausalModel model = make_empty(config, dtype);
+  CausalModel model = make_unset_model(config, dtype);
   model->initialize_();
   return model;
 }

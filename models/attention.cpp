@@ -2,9 +2,25 @@
 
 #include "rope.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 namespace fairshard::models {
+
+at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys,
+                            const at::Tensor& values, KeyValues* seen, double dropout,
+                            std::optional<double> scale) {
+  const bool is_continued = seen && seen->keys.defined();
+  const at::Tensor all_keys = is_continued ? at::cat({seen->keys, keys}, 2) : keys;
+  const at::Tensor all_values = is_continued ? at::cat({seen->values, values}, 2) : values;
+  if (seen) {
+    *seen = {all_keys, all_values};
+  }
+  // What is continued has one query, which sees all.
+  return at::scaled_dot_product_attention(queries, all_keys, all_values, /*attn_mask=*/{}, dropout,
+                                          /*is_causal=*/!is_continued, scale,
+                                          /*enable_gqa=*/queries.size(1) != keys.size(1));
+}
 
 AttentionImpl::AttentionImpl(const ModelConfig& config, const AttentionOptions& options,
                              at::ScalarType dtype)
@@ -25,7 +41,8 @@ AttentionImpl::AttentionImpl(const ModelConfig& config, const AttentionOptions& 
   }
 }
 
-at::Tensor AttentionImpl::forward(const at::Tensor& hidden, const Rotation& rotation) {
+at::Tensor AttentionImpl::forward(const at::Tensor& hidden, const Rotation& rotation,
+                                  KeyValues* seen) {
   const auto batch = hidden.size(0), length = hidden.size(1);
   const auto heads_of = [&](Linear& layer) {
     return layer(hidden).view({batch, length, -1, head_dim_});
@@ -36,10 +53,9 @@ at::Tensor AttentionImpl::forward(const at::Tensor& hidden, const Rotation& rota
     queries = q_norm_(queries);
     keys = k_norm_(keys);
   }
-  const at::Tensor mixed = at::scaled_dot_product_attention(
+  const at::Tensor mixed = causal_attention(
       rotated(queries.transpose(1, 2), rotation), rotated(keys.transpose(1, 2), rotation),
-      heads_of(v_proj_).transpose(1, 2), /*attn_mask=*/{}, is_training() ? dropout_ : 0,
-      /*is_causal=*/true, /*scale=*/{}, /*enable_gqa=*/queries.size(2) != keys.size(2));
+      heads_of(v_proj_).transpose(1, 2), seen, is_training() ? dropout_ : 0);
   return o_proj_(mixed.transpose(1, 2).reshape({batch, length, -1}));
 }
 

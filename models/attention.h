@@ -4,6 +4,8 @@
 #include "layers.h"
 #include <fairshard/models/model.h>
 
+#include <optional>
+
 namespace fairshard::models {
 
 /// What architectures do differently.
@@ -16,10 +18,17 @@ struct AttentionOptions {
   bool has_norms = false;
 };
 
+/// Queries, keys and values {batch, heads, length, head_dim} to a mixture of values for each query,
+/// of those up to its own position. With `seen`, keys and values come after those in it, and are
+/// added to it. Dropout while training; `scale` is 1 / sqrt(head_dim) if it is not given.
+at::Tensor causal_attention(const at::Tensor& queries, const at::Tensor& keys,
+                            const at::Tensor& values, KeyValues* seen, double dropout = 0,
+                            std::optional<double> scale = {});
+
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const ModelConfig& config, const AttentionOptions& options, at::ScalarType dtype);
-  at::Tensor forward(const at::Tensor& hidden, const Rotation& rotation);
+  at::Tensor forward(const at::Tensor& hidden, const Rotation& rotation, KeyValues* seen);
 
  private:
   int64_t head_dim_;

@@ -1,4 +1,3 @@
-#include "architectures.h"
 #include "config_json.h"
 #include <fairshard/checkpoint/safetensors.h>
 #include <fairshard/models/folder.h>
@@ -65,7 +64,7 @@ std::string config_to_save(const ModelConfig& config, at::ScalarType dtype) {
 CausalModel load_model(const std::string& folder, const LoadOptions& options) {
   const ModelConfig config = ModelConfig::read(folder);
   CausalModel model =
-      make_empty(config, options.dtype().value_or(config.dtype.value_or(at::kFloat)));
+      make_unset_model(config, options.dtype().value_or(config.dtype.value_or(at::kFloat)));
   const auto names = names_in(store::ModelFiles(folder), model);
   const auto report =
       load_safetensors(model, folder, SafetensorsOptions().name_in_file(names).strict(false));
@@ -74,17 +73,28 @@ CausalModel load_model(const std::string& folder, const LoadOptions& options) {
 }
 
 void save_model(const CausalModel& model, const std::string& folder, const SaveOptions& options) {
+  std::vector<store::TensorToWrite> weights;
+  for (const auto& item : model->named_parameters()) {
+    const at::Tensor tensor = item.value().detach();
+    weights.push_back({item.key(), tensor.scalar_type(), tensor.sizes().vec(),
+                       [tensor] { return tensor.contiguous(); }});
+  }
+  save_model(model->config(), weights, folder, options);
+}
+
+void save_model(const ModelConfig& config, const std::vector<store::TensorToWrite>& weights,
+                const std::string& folder, const SaveOptions& options) {
+  TORCH_CHECK_VALUE(!weights.empty(), "there are no weights to write to ", folder);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   TORCH_CHECK_VALUE(!error, "the folder ", folder, " cannot be made: ", error.message());
   const std::string path = folder + "/config.json";
   store::PendingFile pending(path, store::PendingFile::Existing::kKeep);
   std::ofstream file(pending.temporary_path());
-  file << config_to_save(model->config(), model->parameters().front().scalar_type());
+  file << config_to_save(config, weights.front().dtype);
   file.close();
   TORCH_CHECK(file, "cannot write ", path);
-  save_safetensors(model, folder + "/model.safetensors",
-                   SafetensorsOptions().max_file_bytes(options.max_file_bytes()));
+  store::write_model_files(folder + "/model.safetensors", weights, options.max_file_bytes());
   pending.publish();
 }
 

@@ -1,5 +1,6 @@
 #include "gpt2.h"
 
+#include "attention.h"
 #include "layers.h"
 
 #include <ATen/core/grad_mode.h>
@@ -8,7 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -55,13 +55,12 @@ class Gpt2AttentionImpl : public torch::nn::Module {
     register_module("c_proj", c_proj_);
   }
 
-  at::Tensor forward(const at::Tensor& hidden) {
+  at::Tensor forward(const at::Tensor& hidden, KeyValues* seen) {
     const auto batch = hidden.size(0), length = hidden.size(1), width = hidden.size(2);
     const at::Tensor qkv =
         c_attn_(hidden).view({batch, length, 3, heads_, width / heads_}).transpose(1, 3);
-    const at::Tensor mixed = at::scaled_dot_product_attention(
-        qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2), /*attn_mask=*/{},
-        is_training() ? dropout_ : 0, /*is_causal=*/true, scale_);
+    const at::Tensor mixed = causal_attention(qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2),
+                                              seen, is_training() ? dropout_ : 0, scale_);
     const at::Tensor output = c_proj_(mixed.transpose(1, 2).reshape({batch, length, width}));
     return at::dropout(output, residual_dropout_, is_training());
   }
@@ -114,8 +113,9 @@ class Gpt2Block final : public DecoderBlock {
         ln_2_(register_module("ln_2", make_norm(config, dtype))),
         mlp_(register_module("mlp", Gpt2Mlp(config, dtype))) {}
 
-  at::Tensor forward(const at::Tensor& hidden, const Rotation& /*rotation*/) override {
-    const at::Tensor attended = hidden + attn_(ln_1_(hidden));
+  at::Tensor forward(const at::Tensor& hidden, const Rotation& /*rotation*/,
+                     KeyValues* seen) override {
+    const at::Tensor attended = hidden + attn_(ln_1_(hidden), seen);
     return attended + mlp_(ln_2_(attended));
   }
 
@@ -167,14 +167,14 @@ class Gpt2ModelImpl final : public CausalModelImpl {
   }
 
  private:
-  at::Tensor embed_checked(const at::Tensor& tokens) override {
-    const auto length = tokens.size(1);
-    TORCH_CHECK_VALUE(length <= config().max_position_embeddings, "gpt2: tokens are ",
-                      tokens.sizes(), ", but the model knows ", config().max_position_embeddings,
-                      " positions");
+  at::Tensor embed_checked(const at::Tensor& tokens, int64_t first) override {
+    const auto end = first + tokens.size(1);
+    TORCH_CHECK_VALUE(end <= config().max_position_embeddings, "gpt2: tokens are ", tokens.sizes(),
+                      first > 0 ? c10::str(" after ", first, " others") : "",
+                      ", but the model knows ", config().max_position_embeddings, " positions");
     // One after the other, so that gradients, too, come in the order of registration.
     const at::Tensor of_tokens = wte_(tokens);
-    const at::Tensor sum = of_tokens + wpe_(at::arange(length, tokens.options()));
+    const at::Tensor sum = of_tokens + wpe_(at::arange(first, end, tokens.options()));
     return at::dropout(sum, config().embd_pdrop, is_training());
   }
 

@@ -76,26 +76,30 @@ void CausalModelImpl::set_loss_chunk(int64_t positions) {
   loss_chunk_ = positions;
 }
 
-Rotation CausalModelImpl::rotation(const at::Tensor& /*hidden*/) const { return {}; }
+Rotation CausalModelImpl::rotation(const at::Tensor& /*hidden*/, int64_t /*first*/) const {
+  return {};
+}
 
-at::Tensor CausalModelImpl::embed(const at::Tensor& tokens) {
+at::Tensor CausalModelImpl::embed(const at::Tensor& tokens, int64_t first) {
   check_tokens(tokens, config_);
-  return embed_checked(tokens);
+  return embed_checked(tokens, first);
 }
 
 at::Tensor CausalModelImpl::run_block(const std::shared_ptr<DecoderBlock>& block,
                                       const at::Tensor& hidden, const Rotation& rotation) const {
   if (!checkpoints_) {
-    return block->forward(hidden, rotation);
+    return block->forward(hidden, rotation, nullptr);
   }
-  return checkpoint([block](const at::Tensor& input,
-                            const Rotation& turned) { return block->forward(input, turned); },
-                    hidden, rotation);
+  return checkpoint(
+      [block](const at::Tensor& input, const Rotation& turned) {
+        return block->forward(input, turned, nullptr);
+      },
+      hidden, rotation);
 }
 
 at::Tensor CausalModelImpl::hidden(const at::Tensor& tokens) {
   at::Tensor values = embed(tokens);
-  const Rotation turned = rotation(values);
+  const Rotation turned = rotation(values, /*first=*/0);
   for (const auto& block : blocks_) {
     if (wrapper_) {
       wrapper_->wait_for(*block);
@@ -106,6 +110,20 @@ at::Tensor CausalModelImpl::hidden(const at::Tensor& tokens) {
     }
   }
   return norm(values);
+}
+
+at::Tensor CausalModelImpl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
+  TORCH_CHECK_VALUE(cache.length == 0 || tokens.size(-1) == 1, config_.model_type,
+                    ": next_logits() of ", tokens.sizes(), " tokens after ", cache.length,
+                    " others: after the first text one token comes at a time");
+  cache.blocks.resize(blocks_.size());
+  at::Tensor values = embed(tokens, cache.length);
+  const Rotation turned = rotation(values, cache.length);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    values = blocks_[i]->forward(values, turned, &cache.blocks[i]);
+  }
+  cache.length += tokens.size(-1);
+  return logits(norm(values.slice(1, -1))).select(1, 0);
 }
 
 at::Tensor CausalModelImpl::logits(const at::Tensor& hidden) const {

@@ -27,7 +27,7 @@ std::vector<OffloadBlock> offload_blocks(const CausalModel& model) {
   std::vector<OffloadBlock> result;
   result.push_back({joined(model->embedding_modules()), [handle](const Values& inputs) mutable {
                       const at::Tensor hidden = handle->embed(inputs.at(0));
-                      const Rotation turned = handle->rotation(hidden);
+                      const Rotation turned = handle->rotation(hidden, /*first=*/0);
                       Values values{hidden};
                       if (turned.cos.defined()) {
                         values.insert(values.end(), {turned.cos, turned.sin});
@@ -41,7 +41,7 @@ std::vector<OffloadBlock> offload_blocks(const CausalModel& model) {
                         const bool has_rotation = inputs.size() > 2;
                         const Rotation turned =
                             has_rotation ? Rotation{inputs[1], inputs[2]} : Rotation();
-                        values[0] = block->forward(inputs.at(0), turned);
+                        values[0] = block->forward(inputs.at(0), turned, nullptr);
                         return values;
                       }});
   }

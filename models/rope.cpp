@@ -132,12 +132,12 @@ at::Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim) {
                                : plain;
 }
 
-Rotation rotation_of(const RopeConfig& rope, const at::Tensor& frequencies, int64_t length,
-                     const at::TensorOptions& options) {
+Rotation rotation_of(const RopeConfig& rope, const at::Tensor& frequencies,
+                     const Positions& positions, const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
   const auto in_float32 = options.dtype(at::kFloat);  // positions of bfloat16 end at 256
-  const at::Tensor angles =
-      at::outer(at::arange(length, in_float32), frequencies.to(in_float32.device()));
+  const at::Tensor angles = at::outer(at::arange(positions.begin, positions.end, in_float32),
+                                      frequencies.to(in_float32.device()));
   return {(angles.cos() * rope.attention_factor).to(options.dtype()),
           (angles.sin() * rope.attention_factor).to(options.dtype())};
 }

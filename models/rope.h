@@ -14,9 +14,14 @@ RopeConfig read_rope(const ConfigJson& json, const ModelConfig& config);
 /// How far each pair of features turns per position, {head_dim / 2} in float32.
 at::Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim);
 
-/// For positions 0 to `length`, from frequencies.
-Rotation rotation_of(const RopeConfig& rope, const at::Tensor& frequencies, int64_t length,
-                     const at::TensorOptions& options);
+struct Positions {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+/// For some positions, from frequencies.
+Rotation rotation_of(const RopeConfig& rope, const at::Tensor& frequencies,
+                     const Positions& positions, const at::TensorOptions& options);
 
 /// Queries or keys {batch, heads, length, head_dim}, turned. Pairs are features i and
 /// i + head_dim / 2.

@@ -35,8 +35,9 @@ RotaryBlock::RotaryBlock(const ModelConfig& config, const AttentionOptions& opti
   register_module("post_attention_layernorm", post_attention_layernorm_);
 }
 
-at::Tensor RotaryBlock::forward(const at::Tensor& hidden, const Rotation& rotation) {
-  const at::Tensor attended = hidden + self_attn_(input_layernorm_(hidden), rotation);
+at::Tensor RotaryBlock::forward(const at::Tensor& hidden, const Rotation& rotation,
+                                KeyValues* seen) {
+  const at::Tensor attended = hidden + self_attn_(input_layernorm_(hidden), rotation, seen);
   return attended + mlp_(post_attention_layernorm_(attended));
 }
 
@@ -60,8 +61,9 @@ RotaryModelImpl::RotaryModelImpl(const ModelConfig& config, const AttentionOptio
   set_parts(parts);
 }
 
-Rotation RotaryModelImpl::rotation(const at::Tensor& hidden) const {
-  return rotation_of(config().rope, frequencies_, hidden.size(1), hidden.options());
+Rotation RotaryModelImpl::rotation(const at::Tensor& hidden, int64_t first) const {
+  return rotation_of(config().rope, frequencies_, {first, first + hidden.size(1)},
+                     hidden.options());
 }
 
 void read_rotary(const ConfigJson& json, ModelConfig& config, int64_t default_head_dim) {

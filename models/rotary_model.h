@@ -24,7 +24,7 @@ TORCH_MODULE(SwiGlu);
 class RotaryBlock final : public DecoderBlock {
  public:
   RotaryBlock(const ModelConfig& config, const AttentionOptions& options, at::ScalarType dtype);
-  at::Tensor forward(const at::Tensor& hidden, const Rotation& rotation) override;
+  at::Tensor forward(const at::Tensor& hidden, const Rotation& rotation, KeyValues* seen) override;
 
  private:
   Attention self_attn_;
@@ -37,11 +37,13 @@ class RotaryModelImpl final : public CausalModelImpl {
  public:
   RotaryModelImpl(const ModelConfig& config, const AttentionOptions& options, at::ScalarType dtype);
 
-  Rotation rotation(const at::Tensor& hidden) const override;
+  Rotation rotation(const at::Tensor& hidden, int64_t first) const override;
   at::Tensor norm(const at::Tensor& hidden) override { return norm_(hidden); }
 
  private:
-  at::Tensor embed_checked(const at::Tensor& tokens) override { return embed_tokens_(tokens); }
+  at::Tensor embed_checked(const at::Tensor& tokens, int64_t /*first*/) override {
+    return embed_tokens_(tokens);
+  }
 
   Embedding embed_tokens_;
   RmsNorm norm_;

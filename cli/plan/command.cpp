@@ -146,7 +146,7 @@ void print_release(const ModelShape& model, const std::vector<Candidate>& candid
       << "Weights can be sharded, too: release_parameters and overlap_gather would need about "
       << readable_bytes(static_cast<double>(bytes)) << ", which "
       << (fits ? "fits" : "does not fit either") << " (docs/sharding.md).\n";
-  if (model.gpt && fits) {
+  if (model.is_trainable() && fits) {
     print_command(model, sharded->prediction.strategy, options,
                   " --release-parameters --overlap-gather");
   }
@@ -156,14 +156,14 @@ void print_advice(const ModelShape& model, const std::vector<Candidate>& candida
                   const PlanOptions& options) {
   const auto best = std::find_if(candidates.begin(), candidates.end(),
                                  [](const Candidate& each) { return each.is_best; });
-  if (!model.gpt) {
+  if (!model.is_trainable()) {
     std::cout << "\nActivations are not counted: what the model computes is not known.\n";
   }
   if (best == candidates.end()) {
     std::cout << "\nNothing fits. More ranks, more --slices, a smaller --batch or more memory "
                  "would help.\n";
     print_release(model, candidates, options);
-  } else if (model.gpt) {
+  } else if (model.is_trainable()) {
     std::cout << "\n* is the quickest that fits:\n";
     print_command(model, best->prediction.strategy, options);
   }
@@ -254,20 +254,19 @@ void print_json(const ModelShape& model, const std::vector<Candidate>& candidate
   }
   const Json result = {{"model", model.name},
                        {"parameters", model.parameter_count()},
-                       {"counts_activations", model.gpt.has_value()},
+                       {"counts_activations", model.is_trainable()},
                        {"strategies", list}};
   std::cout << result.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
 }
 
 void plan(const PlanOptions& options) {
   const auto model = options.model();
-  TORCH_CHECK_VALUE(!options.measures || model.gpt,
-                    "--measure runs the trainer's own model: give --size, not --model or "
-                    "--parameters");
-  // Only the trainer's own model has windows.
-  TORCH_CHECK_VALUE(!model.gpt || options.workload.batch % options.workload.ranks == 0, "--batch ",
-                    options.workload.batch, " windows cannot be shared evenly by --ranks ",
-                    options.workload.ranks);
+  TORCH_CHECK_VALUE(!options.measures || model.is_trainable(),
+                    "--measure runs the trainer: give --size, or the folder of a model as --model");
+  // Only what the trainer trains has windows.
+  TORCH_CHECK_VALUE(!model.is_trainable() || options.workload.batch % options.workload.ranks == 0,
+                    "--batch ", options.workload.batch,
+                    " windows cannot be shared evenly by --ranks ", options.workload.ranks);
   auto candidates = predict_all(model, options);
   mark_best(candidates);
   for (auto& each : candidates) {

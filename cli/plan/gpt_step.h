@@ -2,9 +2,8 @@
 // One step of the trainer's model, followed by its memory: what forward allocates, what autograd
 // keeps, and what backward needs and frees, in the order of the engine. Nothing is computed.
 
-#include "gradient_sinks.h"
-#include "ledger.h"
 #include "model_shape.h"
+#include "model_step.h"
 
 #include <cstdint>
 #include <vector>
@@ -22,22 +21,18 @@ struct StepShape {
   std::vector<int64_t> recomputed_with;
 };
 
-class GptStep {
+class GptStep final : public ModelStep {
  public:
   GptStep(const StepShape& shape, MemoryLedger& ledger);
 
-  /// Leaves the ledger as it was, but for what the sink keeps.
-  void run(GradientSink& sink);
-
  private:
-  void forward(int64_t block);
+  void forward(int64_t block) override;
   void forward_embeddings();
   void forward_layer();
   void forward_read_out();
-  void forward_loss();
-  void backward(int64_t block, GradientSink& sink);
-  void backward_again(int64_t first, int64_t last, GradientSink& sink);
-  void backward_loss();
+  void forward_loss() override;
+  void backward(int64_t block, GradientSink& sink) override;
+  void backward_loss() override;
   void backward_read_out(GradientSink& sink);
   void backward_layer(size_t parameter, GradientSink& sink);
   void backward_attention(size_t parameter, GradientSink& sink);
@@ -49,14 +44,12 @@ class GptStep {
                        bool follows_norm, GradientSink& sink);
   void add_gradients(int64_t bytes);
   void cast(int64_t from, int64_t to);
-  int64_t output_bytes(int64_t block) const;
+  int64_t output_bytes(int64_t block) const override;
   int64_t casts_of(int64_t weights) const { return shape_.is_mixed ? 2 * weights : 0; }
   bool is_read_out(int64_t block) const { return block == shape_.model.layers() + 1; }
-  int64_t end_of_recomputation(int64_t block) const;
 
   StepShape shape_;
   ModelShape parameters_;
-  MemoryLedger& ledger_;
   int64_t tokens_;
   int64_t stream_;  ///< the residual stream: tokens x width in float32
   int64_t hidden_;  ///< as much in the dtype of matrix products

@@ -103,17 +103,21 @@ Measurement measured(const report::RunLog& log) {
 
 std::vector<std::string> train_options(const ModelShape& model, const Strategy& strategy,
                                        const Workload& workload) {
-  const auto& gpt = model.gpt.value();
   std::vector<std::string> options;
   const auto add = [&](const std::string& name, const auto& value) {
     std::ostringstream text;
     text << value;
     options.insert(options.end(), {"--" + name, text.str()});
   };
-  add("layers", gpt.layers());
-  add("width", gpt.width());
-  add("heads", gpt.heads());
-  add("context", gpt.context());
+  if (model.gpt) {
+    add("layers", model.gpt->layers());
+    add("width", model.gpt->width());
+    add("heads", model.gpt->heads());
+    add("context", model.gpt->context());
+  } else {
+    add("model", model.hub.value().folder);
+    add("context", model.window());
+  }
   add("batch", workload.batch);
   add("ranks", workload.ranks);
   add("shard", strategy.sharding == Sharding::kNone        ? "none"

@@ -1,6 +1,8 @@
 #include "model_shape.h"
 
 #include "../folders.h"
+#include "../usual_context.h"
+#include <fairshard/models/model.h>
 #include <fairshard/store/reader.h>
 #include <fairshard/store/safetensors.h>
 
@@ -11,6 +13,7 @@
 
 #include <numeric>
 #include <string_view>
+#include <unordered_map>
 
 namespace fairshard::cli::planning {
 namespace {
@@ -21,7 +24,9 @@ int64_t product(const std::vector<int64_t>& sizes) {
 
 /// Nothing is known of what runs after what, so every tensor is a block.
 ModelShape made_of(std::string name, std::vector<ParameterShape> parameters) {
-  ModelShape shape{std::move(name), std::move(parameters), {}, std::nullopt};
+  ModelShape shape;
+  shape.name = std::move(name);
+  shape.parameters = std::move(parameters);
   for (size_t i = 0; i < shape.parameters.size(); ++i) {
     shape.blocks.push_back({i});
   }
@@ -63,7 +68,9 @@ int64_t ModelShape::parameter_count() const {
 
 ModelShape shape_of_gpt(const std::string& name, const gpt::GptOptions& options) {
   const int64_t width = options.width();
-  ModelShape shape{name, {}, {}, options};
+  ModelShape shape;
+  shape.name = name;
+  shape.gpt = options;
   const auto add = [&](const std::string& parameter, int64_t numel) {
     shape.parameters.push_back({parameter, numel});
     shape.blocks.back().push_back(shape.parameters.size() - 1);
@@ -88,6 +95,33 @@ ModelShape shape_of_gpt(const std::string& name, const gpt::GptOptions& options)
   shape.blocks.emplace_back();
   add_pair("final_norm", width, width);
   shape.blocks.back().push_back(kTokenEmbedding);  // the read-out's weight
+  return shape;
+}
+
+ModelShape shape_of_hub(const std::string& folder, int64_t context) {
+  const auto config = models::ModelConfig::read(folder);
+  const models::CausalModel model = models::make_unset_model(config, at::kHalf);
+  ModelShape shape;
+  shape.name = folder;
+  shape.hub = {folder, config, context > 0 ? context : usual_context(config)};
+  std::unordered_map<const c10::TensorImpl*, size_t> numbers;
+  for (const auto& item : model->named_parameters()) {
+    numbers[item.value().unsafeGetTensorImpl()] = shape.parameters.size();
+    shape.parameters.push_back({item.key(), item.value().numel()});
+  }
+  const auto add_block = [&](const auto& modules) {
+    shape.blocks.emplace_back();
+    for (const auto& module : modules) {
+      for (const auto& parameter : module->parameters()) {
+        shape.blocks.back().push_back(numbers.at(parameter.unsafeGetTensorImpl()));
+      }
+    }
+  };
+  add_block(model->embedding_modules());
+  for (const auto& block : model->blocks()) {
+    add_block(std::vector{block});
+  }
+  add_block(model->read_out_modules());
   return shape;
 }
 

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <filesystem>
 
 namespace fairshard::cli::planning {
 namespace {
@@ -26,7 +27,8 @@ void add_model_options(CLI::App& command, PlanOptions& options) {
   auto* const size = command.add_option("--size", options.size, "a size of the trainer's GPT")
                          ->check(CLI::IsMember(names));
   auto* const path = command.add_option(
-      "--model", options.path, "instead: a safetensors file, or a checkpoint, for its tensors");
+      "--model", options.path,
+      "instead: the folder of a model, or a safetensors file or a checkpoint for its tensors");
   auto* const count = command.add_option("--parameters", options.parameters,
                                          "instead: so many parameters, of nothing in particular");
   count->check(whole_number(1, kMostParameters))->excludes(size)->excludes(path);
@@ -89,6 +91,9 @@ ModelShape PlanOptions::model() const {
   if (parameters > 0) {
     return shape_of_count(parameters);
   }
+  if (std::filesystem::exists(path + "/config.json")) {
+    return shape_of_hub(path, context);
+  }
   if (!path.empty()) {
     return shape_of_path(path);
   }
@@ -109,7 +114,7 @@ ModelShape PlanOptions::model() const {
 }
 
 int64_t PlanOptions::context_of(const ModelShape& model) const {
-  return model.gpt ? model.gpt->context() : context > 0 ? context : kDefaultContext;
+  return model.is_trainable() ? model.window() : context > 0 ? context : kDefaultContext;
 }
 
 void add_options(CLI::App& command, PlanOptions& options) {

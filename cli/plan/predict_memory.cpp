@@ -1,18 +1,22 @@
 #include "gpt_step.h"
+#include "hub_step.h"
 #include "layout.h"
 #include "predict.h"
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <optional>
 
 namespace fairshard::cli::planning {
 namespace {
 
 constexpr int64_t kMomentsOfAdamW = 2;
-/// Batches that the trainer has ready, beside the one in use; tokens and targets are int64.
+/// Batches that the trainer has ready, beside the one in use; tokens and targets are int64, and one
+/// tensor for a model of the hub.
 constexpr int64_t kBatches = 5;
 constexpr int64_t kBatchBytesPerToken = 16;
+constexpr int64_t kHubBatchBytesPerToken = 8;
 
 /// What the rank with the most owns.
 int64_t own_elements(const shard::ShardLayout& plan, bool with_padding) {
@@ -81,10 +85,22 @@ std::vector<int64_t> recomputed_blocks(const ModelShape& model, const Strategy& 
   return result;
 }
 
-StepShape step_shape(const ModelShape& model, const Strategy& strategy, const Workload& workload,
-                     const PageLayout* pages) {
-  return {*model.gpt, std::max<int64_t>(workload.batch / workload.ranks, 1), strategy.is_mixed,
-          recomputed_blocks(model, strategy, pages)};
+int64_t windows_of(const Workload& workload) {
+  return std::max<int64_t>(workload.batch / workload.ranks, 1);
+}
+
+/// Of a model that the trainer trains. It and the ledger must outlive the step.
+std::unique_ptr<ModelStep> make_step(const ModelShape& model, const Strategy& strategy,
+                                     const Workload& workload, const PageLayout* pages,
+                                     MemoryLedger& ledger) {
+  const auto recomputed = recomputed_blocks(model, strategy, pages);
+  if (model.gpt) {
+    const StepShape shape{*model.gpt, windows_of(workload), strategy.is_mixed, recomputed};
+    return std::make_unique<GptStep>(shape, ledger);
+  }
+  const HubStepShape shape{windows_of(workload), strategy.is_mixed, workload.is_on_host,
+                           recomputed};
+  return std::make_unique<HubStep>(shape, model, ledger);
 }
 
 /// As the reducer learns it from the first backward. Gradients of a paged model do not come to it
@@ -92,9 +108,9 @@ StepShape step_shape(const ModelShape& model, const Strategy& strategy, const Wo
 std::vector<size_t> gradient_order(const ModelShape& model, const Strategy& strategy,
                                    const Workload& workload) {
   NotingSink sink;
-  if (model.gpt && strategy.slices == 0) {
+  if (model.is_trainable() && strategy.slices == 0) {
     MemoryLedger ledger;
-    GptStep(step_shape(model, strategy, workload, nullptr), ledger).run(sink);
+    make_step(model, strategy, workload, nullptr, ledger)->run(sink);
   }
   return sink.order;
 }
@@ -115,15 +131,14 @@ int64_t peak_of_step(const ModelShape& model, const Strategy& strategy, const Wo
                    counts_reducer ? &reducer : nullptr);
   }
   GradientSink& sink = paging ? static_cast<GradientSink&>(*paging) : reducer;
-  const StepShape shape = step_shape(model, strategy, workload, pages);
-  const int64_t tokens = shape.windows * model.gpt->context();
-  ledger.take(kBatches * kBatchBytesPerToken * tokens);
-  GptStep step(shape, ledger);
-  step.run(sink);
+  const int64_t tokens = windows_of(workload) * model.window();
+  ledger.take(kBatches * (model.gpt ? kBatchBytesPerToken : kHubBatchBytesPerToken) * tokens);
+  const auto step = make_step(model, strategy, workload, pages, ledger);
+  step->run(sink);
   reducer.follow(plan);
-  step.run(sink);
+  step->run(sink);
   ledger.reset_peak();
-  step.run(sink);
+  step->run(sink);
   return ledger.peak();
 }
 
@@ -160,8 +175,9 @@ MemoryPrediction predict_memory(const ModelShape& model, const Strategy& strateg
   // Buckets are counted as they are used.
   const int64_t lasting = named - memory.buckets;
   const auto* const paging = pages ? &*pages : nullptr;
-  memory.peak = model.gpt ? peak_of_step(model, strategy, workload, paging, plan, lasting)
-                          : named + largest_gradient(model);
+  memory.peak = model.is_trainable()
+                    ? peak_of_step(model, strategy, workload, paging, plan, lasting)
+                    : named + largest_gradient(model);
   memory.activations = std::max<int64_t>(memory.peak - named, 0);
   return memory;
 }

@@ -12,8 +12,8 @@ constexpr size_t kAhead = 4;
 
 }  // namespace
 
-BatchSource::BatchSource(const gpt::Corpus& corpus, const BatchShare& share, int64_t first)
-    : corpus_(corpus), share_(share), thread_([this, first] { run(first); }) {}
+BatchSource::BatchSource(const TrainingText& text, const BatchShare& share, int64_t first)
+    : text_(text), share_(share), thread_([this, first] { run(first); }) {}
 
 BatchSource::~BatchSource() {
   {
@@ -53,7 +53,7 @@ std::vector<gpt::Batch> BatchSource::prepare(int64_t step) const {
   std::vector<gpt::Batch> parts;
   for (int64_t part = 0; part < share_.accumulate; ++part) {
     const int64_t first = (share_.rank * share_.accumulate + part) * windows;
-    parts.push_back(corpus_.sample(first, windows, {share_.seed, step}));
+    parts.push_back(text_.sample(first, windows, step));
   }
   return parts;
 }

@@ -1,7 +1,7 @@
 #pragma once
 // Batches, prepared by a thread of their own while others are computed with.
 
-#include "gpt/corpus.h"
+#include "training_text.h"
 
 #include <condition_variable>
 #include <cstdint>
@@ -13,10 +13,9 @@
 
 namespace fairshard::cli::training {
 
-/// Which windows of a step's batch are whose. The batch of a step depends on the seed and the step
+/// Which windows of a step's batch are whose. The batch of a step depends on the text and the step
 /// alone; each rank has an even range of it, in order, and each of its parts an even range of that.
 struct BatchShare {
-  uint64_t seed = 0;
   int64_t batch = 1;
   int64_t accumulate = 1;
   int rank = 0;
@@ -27,8 +26,8 @@ struct BatchShare {
 
 class BatchSource {
  public:
-  /// From the batch of step `first` on. The corpus must live as long as this.
-  BatchSource(const gpt::Corpus& corpus, const BatchShare& share, int64_t first);
+  /// From the batch of step `first` on. The text must live as long as this.
+  BatchSource(const TrainingText& text, const BatchShare& share, int64_t first);
   ~BatchSource();
   BatchSource(const BatchSource&) = delete;
   BatchSource& operator=(const BatchSource&) = delete;
@@ -40,7 +39,7 @@ class BatchSource {
   void run(int64_t step);
   std::vector<gpt::Batch> prepare(int64_t step) const;
 
-  const gpt::Corpus& corpus_;
+  const TrainingText& text_;
   BatchShare share_;
   std::mutex mutex_;
   std::condition_variable changed_;

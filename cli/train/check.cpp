@@ -84,8 +84,11 @@ std::optional<Refusal> find_orphan(const TrainOptions& options, const IsGiven& i
        "--slowmo or --diloco",
        {"--nodes", "--localsgd-frequency", "--slowmo-frequency", "--slowmo-momentum", "--slowmo-lr",
         "--fragments", "--fragment-delay", "--wire"}},
-      {!options.save.empty(), "--save", {"--save-every", "--keep", "--resume", "--resume-from"}},
+      {!options.save.empty(),
+       "--save",
+       {"--save-every", "--keep", "--resume", "--resume-from", "--export"}},
       {!options.trace.empty(), "--trace", {"--trace-steps"}},
+      {!options.model.empty(), "--model", {"--export"}},
   };
   for (const auto& [has_owner, owner, names] : all) {
     for (const char* const name : names) {
@@ -98,10 +101,9 @@ std::optional<Refusal> find_orphan(const TrainOptions& options, const IsGiven& i
 }
 
 std::optional<Refusal> find_bad_number(const TrainOptions& options, int ranks) {
-  const auto& model = options.model;
-  if (model.width() % model.heads() != 0) {
-    return Refusal{"--width",
-                   c10::str(model.width(), " is not a multiple of --heads ", model.heads())};
+  const auto& gpt = options.gpt;
+  if (gpt.width() % gpt.heads() != 0) {
+    return Refusal{"--width", c10::str(gpt.width(), " is not a multiple of --heads ", gpt.heads())};
   }
   if (options.batch % (ranks * options.accumulate) != 0) {
     return Refusal{"--batch", c10::str(options.batch, " windows cannot be shared evenly by ", ranks,

@@ -1,13 +1,13 @@
-// fairshard train: trains a byte-level GPT on ranks that it starts itself or that a launcher
+// fairshard train: trains a language model on ranks that it starts itself or that a launcher
 // started.
 #include "../commands.h"
 #include "../ended.h"
 #include "command_line.h"
 #include "counted_memory.h"
-#include "gpt/corpus.h"
 #include "options.h"
 #include "termination.h"
 #include "trainer.h"
+#include "training_text.h"
 #include <fairshard/comm/environment.h>
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
@@ -30,7 +30,7 @@ std::runtime_error failure(int rank, std::string reason) {
   return std::runtime_error(c10::str("rank ", rank, ": ", reason));
 }
 
-void run_local_ranks(const TrainOptions& options, const gpt::Corpus& corpus,
+void run_local_ranks(const TrainOptions& options, const TrainingText& text,
                      Termination& termination) {
   const auto launch_options = comm::LaunchOptions()
                                   .timeout_s(options.timeout_s)
@@ -38,8 +38,7 @@ void run_local_ranks(const TrainOptions& options, const gpt::Corpus& corpus,
                                   .backend(options.backend);
   try {
     comm::launch(
-        options.ranks,
-        [&](const comm::Group& group) { train(group, corpus, options, termination); },
+        options.ranks, [&](const comm::Group& group) { train(group, text, options, termination); },
         launch_options);
   } catch (const comm::LaunchError& error) {
     if (const int signal = error.signal(); signal == SIGTERM || signal == SIGINT) {
@@ -54,14 +53,14 @@ void run_local_ranks(const TrainOptions& options, const gpt::Corpus& corpus,
 }
 
 void run_as_rank(const comm::Environment& environment, const TrainOptions& options,
-                 const gpt::Corpus& corpus, Termination& termination) {
+                 const TrainingText& text, Termination& termination) {
   if (!environment.store_file.empty()) {
     termination.remove_at_end(environment.store_file);
   }
   try {
     const auto group_options =
         comm::GroupOptions().timeout_s(options.timeout_s).backend(options.backend);
-    train(comm::init_process_group(environment, group_options), corpus, options, termination);
+    train(comm::init_process_group(environment, group_options), text, options, termination);
   } catch (const std::exception& error) {
     throw failure(environment.rank, comm::reason_of(error));
   }
@@ -71,12 +70,12 @@ void run_training(const TrainOptions& options) {
   const auto environment = comm::read_environment();
   count_host_memory();
   // Before any rank starts: a bad path is then one clear message.
-  const gpt::Corpus corpus(options.data, options.model.context());
+  const auto text = open_text(options);
   Termination termination;
   if (environment.origin == "none") {
-    run_local_ranks(options, corpus, termination);
+    run_local_ranks(options, *text, termination);
   } else {
-    run_as_rank(environment, options, corpus, termination);
+    run_as_rank(environment, options, *text, termination);
   }
 }
 
@@ -92,7 +91,7 @@ void add_train(CLI::App& app) {
   };
   const auto command = std::make_shared<Command>();
   auto* const added = app.add_subcommand(
-      "train", "Trains a byte-level GPT on a text, on one rank or many, with what you choose.");
+      "train", "Trains a language model on a text, on one rank or many, with what you choose.");
   command->line = std::make_unique<training::TrainCommandLine>(*added, command->options);
   added->callback([command] {
     command->line->finish();

@@ -4,6 +4,7 @@
 #include "../validators.h"
 #include "check.h"
 #include "gpt/sizes.h"
+#include "model_choice.h"
 #include "outputs.h"
 #include <fairshard/store/directory.h>
 
@@ -31,19 +32,25 @@ CLI::Option* add_bytes(CLI::App& app, const std::string& name, std::optional<uin
 void add_model_options(CLI::App& app, TrainOptions& options) {
   options.data = FAIRSHARD_DEFAULT_DATA;
   app.add_option("--data", options.data,
-                 "text to train on: a file, or a folder of source and text files")
+                 "text to train on: a file, or a folder of source and text files; or with --model "
+                 "a .safetensors file of tokens")
       ->check(CLI::ExistingPath);
+  app.add_option("--model", options.model,
+                 "folder of a model to train: config.json, and weights unless they are to begin "
+                 "random")
+      ->check(CLI::ExistingDirectory);
   std::vector<std::string> names;
   for (const auto& size : gpt::named_sizes()) {
     names.push_back(size.name);
   }
   app.add_option("--size", options.size, "the model by its name; single dimensions go first")
       ->check(CLI::IsMember(names));
-  app.add_option("--context", options.model.context(), "bytes per window")->check(whole_number(1));
-  app.add_option("--layers", options.model.layers(), "blocks of the model")->check(whole_number(1));
-  app.add_option("--width", options.model.width(), "features per byte, a multiple of --heads")
+  app.add_option("--context", options.gpt.context(), "bytes or tokens per window")
       ->check(whole_number(1));
-  app.add_option("--heads", options.model.heads(), "attention heads")->check(whole_number(1));
+  app.add_option("--layers", options.gpt.layers(), "blocks of the model")->check(whole_number(1));
+  app.add_option("--width", options.gpt.width(), "features per byte, a multiple of --heads")
+      ->check(whole_number(1));
+  app.add_option("--heads", options.gpt.heads(), "attention heads")->check(whole_number(1));
 }
 
 void add_training_options(CLI::App& app, TrainOptions& options) {
@@ -54,6 +61,18 @@ void add_training_options(CLI::App& app, TrainOptions& options) {
                  "parts in which a rank computes its share of a batch, one after another")
       ->check(whole_number(1));
   app.add_option("--lr", options.lr, "highest learning rate")->check(number_from(0, false));
+  app.add_option("--schedule", options.schedule,
+                 "how the learning rate falls after its warm-up: along a cosine, in the last fifth "
+                 "of the steps (wsd), in a line, or not at all")
+      ->check(CLI::IsMember({"cosine", "wsd", "linear", "constant"}));
+  app.add_option("--warmup", options.warmup,
+                 "steps in which the learning rate rises; without it a tenth, at most 100")
+      ->check(whole_number(0));
+  app.add_option("--final-lr", options.final_lr, "part of the highest learning rate that is left")
+      ->check(number_from(0, true));
+  app.add_option("--weight-decay", options.weight_decay, "of AdamW")->check(number_from(0, true));
+  app.add_flag("--decay-matrices-only", options.decays_matrices_only,
+               "norms and biases do not decay");
   app.add_option("--clip", options.clip, "largest norm of the gradients; 0 leaves them")
       ->check(number_from(0, true));
   app.add_option("--seed", options.seed, "of the first weights and of the order of the text")
@@ -151,6 +170,9 @@ void add_output_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--resume-from", options.resume_from,
                  "go on from the checkpoint of this step in --save, though there may be later ones")
       ->check(whole_number(0));
+  app.add_option("--export", options.export_to,
+                 "folder for the trained model of --model, as transformers keeps models, made of "
+                 "the last checkpoint");
   app.add_option("--log", options.log, "JSON lines of all steps, for `fairshard report`");
   app.add_option("--trace", options.trace,
                  "timeline of the first steps, for Perfetto or chrome://tracing");
@@ -212,15 +234,9 @@ void TrainCommandLine::read_config() {
 void TrainCommandLine::finish() {
   read_config();
   const auto is_given = [&](const std::string& name) { return command_.count(name) > 0; };
-  const auto& size = gpt::size_named(options_.size);
-  const auto fill = [&](const char* name, int64_t& value, int64_t of_size) {
-    value = is_given(name) ? value : of_size;
-  };
-  fill("--layers", options_.model.layers(), size.layers());
-  fill("--width", options_.model.width(), size.width());
-  fill("--heads", options_.model.heads(), size.heads());
-  fill("--context", options_.model.context(), size.context());
-
+  if (const auto refusal = choose_model(options_, is_given)) {
+    throw CLI::ValidationError(refusal->option, refusal->reason);
+  }
   const auto environment = comm::read_environment();
   const bool has_launcher = environment.origin != "none";
   if (has_launcher && is_given("--ranks") && options_.ranks != environment.world_size) {
@@ -275,10 +291,12 @@ void TrainCommandLine::list_options() {
       listed[name] = value_of(*option);
     }
   }
-  listed["layers"] = options_.model.layers();
-  listed["width"] = options_.model.width();
-  listed["heads"] = options_.model.heads();
-  listed["context"] = options_.model.context();
+  if (!options_.hub) {
+    listed["layers"] = options_.gpt.layers();
+    listed["width"] = options_.gpt.width();
+    listed["heads"] = options_.gpt.heads();
+  }
+  listed["context"] = options_.gpt.context();
   listed["shard"] = options_.shard;
   listed["ranks"] = options_.ranks;
   options_.listed = listed.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -9,7 +9,8 @@ namespace {
 
 class DataParallelStrategy final : public Strategy {
  public:
-  DataParallelStrategy(const comm::Group& group, const gpt::Gpt& model, const TrainOptions& options)
+  DataParallelStrategy(const comm::Group& group, const LanguageModel& model,
+                       const TrainOptions& options)
       : group_(group),
         mode_(mode_of(options)),
         optimizer_(make_optimizer(group, model, options)),
@@ -20,7 +21,9 @@ class DataParallelStrategy final : public Strategy {
     }
   }
 
-  at::Tensor forward(const at::Tensor& tokens) override { return parallel_.forward(tokens); }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return parallel_.forward(tokens, targets);
+  }
 
   void backward(const at::Tensor& loss, bool is_last) override {
     // Whole gradients can wait for the last part. Sharded ones cannot: they would need the memory
@@ -33,9 +36,8 @@ class DataParallelStrategy final : public Strategy {
     }
   }
 
-  at::Tensor evaluate(const at::Tensor& tokens) override {
-    const at::NoGradGuard no_grad;
-    return parallel_.module()->forward(tokens);
+  at::Tensor evaluate(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return evaluated(parallel_.module(), [&] { return parallel_->forward(tokens, targets); });
   }
 
   void zero_grad() override { parallel_.zero_grad(); }
@@ -64,12 +66,12 @@ class DataParallelStrategy final : public Strategy {
   comm::Group group_;
   DataParallelMode mode_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  ShardedDataParallel<gpt::Gpt> parallel_;
+  ShardedDataParallel<LanguageModel> parallel_;
 };
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_data_parallel(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Strategy> make_data_parallel(const comm::Group& group, const LanguageModel& model,
                                              const TrainOptions& options) {
   return std::make_unique<DataParallelStrategy>(group, model, options);
 }

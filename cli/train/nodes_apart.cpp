@@ -36,14 +36,17 @@ SlowMoOptions slowmo_options(const TrainOptions& options) {
 
 class NodesApartStrategy final : public Strategy {
  public:
-  NodesApartStrategy(const comm::Group& group, const gpt::Gpt& model, const TrainOptions& options)
+  NodesApartStrategy(const comm::Group& group, const LanguageModel& model,
+                     const TrainOptions& options)
       : group_(group),
         nodes_(group, group.size() / options.nodes),
         mode_(mode_of(options)),
         optimizer_(make_optimizer(nodes_.intra_node(), model, options)),
         parallel_(group, model, nodes_, sharded(*optimizer_), slowmo_options(options)) {}
 
-  at::Tensor forward(const at::Tensor& tokens) override { return parallel_.forward(tokens); }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return parallel_.forward(tokens, targets);
+  }
 
   void backward(const at::Tensor& loss, bool is_last) override {
     // As without nodes: sharded gradients cannot wait for the last part.
@@ -55,9 +58,8 @@ class NodesApartStrategy final : public Strategy {
     }
   }
 
-  at::Tensor evaluate(const at::Tensor& tokens) override {
-    const at::NoGradGuard no_grad;
-    return parallel_.module()->forward(tokens);
+  at::Tensor evaluate(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return evaluated(parallel_.module(), [&] { return parallel_->forward(tokens, targets); });
   }
 
   void zero_grad() override { parallel_.zero_grad(); }
@@ -94,14 +96,14 @@ class NodesApartStrategy final : public Strategy {
   outer::Nodes nodes_;
   DataParallelMode mode_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  SlowMoDistributedDataParallel<gpt::Gpt> parallel_;
+  SlowMoDistributedDataParallel<LanguageModel> parallel_;
   /// Of the outer optimizer's buffers, which stay the same; -1 until they are known.
   int64_t outer_bytes_ = -1;
 };
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_nodes_apart(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Strategy> make_nodes_apart(const comm::Group& group, const LanguageModel& model,
                                            const TrainOptions& options) {
   return std::make_unique<NodesApartStrategy>(group, model, options);
 }

@@ -1,5 +1,4 @@
 // A model that is paged through the device: --offload, on one rank or with --shard.
-#include "gpt/paging.h"
 #include "optimizers.h"
 #include "strategy.h"
 #include <fairshard/nn/offload_model.h>
@@ -26,24 +25,25 @@ OffloadOptions offload_options(const TrainOptions& options, at::Device device) {
 }
 
 /// The paged model as a module, so that ranks can share its gradients.
-class PagedGptImpl : public torch::nn::Module {
+class PagedModelImpl : public torch::nn::Module {
  public:
-  PagedGptImpl(const gpt::Gpt& model, const OffloadOptions& options)
-      : offload_(gpt::offload_blocks(model), options) {
-    register_module("model", model);
-  }
+  PagedModelImpl(const LanguageModel& model, const OffloadOptions& options)
+      : model_(register_module("model", model)), offload_(model_->offload_blocks(), options) {}
 
-  at::Tensor forward(const at::Tensor& tokens) { return offload_.forward(tokens); }
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) {
+    return model_->paged_forward(offload_, tokens, targets);
+  }
   OffloadModel& offload() { return offload_; }
 
  private:
+  LanguageModel model_;
   OffloadModel offload_;
 };
-TORCH_MODULE(PagedGpt);
+TORCH_MODULE(PagedModel);
 
 class OffloadStrategy final : public Strategy {
  public:
-  OffloadStrategy(const comm::Group& group, const gpt::Gpt& model, const TrainOptions& options,
+  OffloadStrategy(const comm::Group& group, const LanguageModel& model, const TrainOptions& options,
                   at::Device device)
       : group_(group),
         model_(model),
@@ -60,8 +60,8 @@ class OffloadStrategy final : public Strategy {
     }
   }
 
-  at::Tensor forward(const at::Tensor& tokens) override {
-    return parallel_ ? parallel_->forward(tokens) : paged_->forward(tokens);
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return parallel_ ? parallel_->forward(tokens, targets) : paged_->forward(tokens, targets);
   }
 
   void backward(const at::Tensor& loss, bool is_last) override {
@@ -81,9 +81,8 @@ class OffloadStrategy final : public Strategy {
     }
   }
 
-  at::Tensor evaluate(const at::Tensor& tokens) override {
-    const at::NoGradGuard no_grad;
-    return paged_->forward(tokens);
+  at::Tensor evaluate(const at::Tensor& tokens, const at::Tensor& targets) override {
+    return evaluated(model_, [&] { return paged_->forward(tokens, targets); });
   }
 
   void zero_grad() override {
@@ -113,14 +112,14 @@ class OffloadStrategy final : public Strategy {
   }
 
   comm::Group group_;
-  gpt::Gpt model_;
+  LanguageModel model_;
   at::Device device_;
   DataParallelMode mode_;
   /// About when the pager began to count.
   std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
-  PagedGpt paged_;
+  PagedModel paged_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::optional<ShardedDataParallel<PagedGpt>> parallel_;
+  std::optional<ShardedDataParallel<PagedModel>> parallel_;
   bool steps_in_backward_ = false;
 };
 
@@ -154,7 +153,7 @@ MemoryUse OffloadStrategy::memory_use() {
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_offload(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Strategy> make_offload(const comm::Group& group, const LanguageModel& model,
                                        const TrainOptions& options, at::Device device) {
   return std::make_unique<OffloadStrategy>(group, model, options, device);
 }

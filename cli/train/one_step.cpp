@@ -8,10 +8,27 @@
 namespace fairshard::cli::training {
 namespace {
 
-/// Rises linearly in the first tenth of the steps, then falls along a cosine to a tenth.
-Schedule make_schedule(int64_t steps) {
-  const auto warm_up = std::clamp<int64_t>(steps / 10, 1, 100);
-  return warmup_schedule(warm_up, cosine_schedule(std::max<int64_t>(steps - warm_up, 1), 0.1));
+/// What comes after the warm-up, in so many steps.
+Schedule falling(const TrainOptions& options, int64_t steps) {
+  constexpr int64_t kPartOfFall = 5;
+  if (options.schedule == "cosine") {
+    return cosine_schedule(steps, options.final_lr);
+  }
+  if (options.schedule == "linear") {
+    return linear_schedule(steps, options.final_lr);
+  }
+  if (options.schedule == "constant") {
+    return constant_schedule();
+  }
+  const int64_t fall = std::max<int64_t>(steps / kPartOfFall, 1);
+  const Schedule end = linear_schedule(fall, options.final_lr);
+  return steps > fall ? sequence_schedule(constant_schedule(), steps - fall, end) : end;
+}
+
+Schedule make_schedule(const TrainOptions& options) {
+  const int64_t warmup = options.warmup.value_or(std::clamp<int64_t>(options.steps / 10, 1, 100));
+  const Schedule rest = falling(options, std::max<int64_t>(options.steps - warmup, 1));
+  return warmup > 0 ? warmup_schedule(warmup, rest) : rest;
 }
 
 }  // namespace
@@ -22,7 +39,7 @@ Stepper::Stepper(const TrainOptions& options, Strategy& strategy, at::Device dev
       strategy_(strategy),
       device_(device),
       clock_(clock),
-      schedule_(make_schedule(options.steps)),
+      schedule_(make_schedule(options)),
       adascale_(dynamic_cast<AdaScaleBase*>(&strategy.optimizer())) {
   if (options.amp == "fp16") {
     scaler_.emplace(strategy.steppers());
@@ -34,8 +51,8 @@ at::Tensor Stepper::loss_of(const gpt::Batch& batch, bool trains) {
   const Autocast autocast(device_.type(), options_.amp == "fp16" ? at::kHalf : at::kBFloat16,
                           is_mixed);
   const at::Tensor tokens = batch.tokens.to(device_);
-  const at::Tensor logits = trains ? strategy_.forward(tokens) : strategy_.evaluate(tokens);
-  return gpt::loss_of(logits, batch.targets.to(logits.device()));
+  const at::Tensor targets = batch.targets.to(device_);
+  return trains ? strategy_.forward(tokens, targets) : strategy_.evaluate(tokens, targets);
 }
 
 double Stepper::evaluate(const gpt::Batch& batch) { return loss_of(batch, false).item<double>(); }

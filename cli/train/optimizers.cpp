@@ -14,7 +14,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-std::optional<int64_t> bucket_bytes_for(const gpt::Gpt& model) {
+std::optional<int64_t> bucket_bytes_for(const LanguageModel& model) {
   int64_t bytes = 0;
   for (const auto& parameter : model->parameters()) {
     bytes += static_cast<int64_t>(parameter.nbytes());
@@ -23,11 +23,61 @@ std::optional<int64_t> bucket_bytes_for(const gpt::Gpt& model) {
 }
 
 torch::optim::AdamWOptions adamw_options(const TrainOptions& options) {
-  return torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
+  return torch::optim::AdamWOptions(options.lr)
+      .betas({0.9, 0.95})
+      .weight_decay(options.weight_decay);
+}
+
+/// Two groups, of which the second does not decay; none is empty.
+std::vector<torch::optim::OptimizerParamGroup> decay_groups(const LanguageModel& model,
+                                                            const TrainOptions& options) {
+  std::vector<at::Tensor> matrices;
+  std::vector<at::Tensor> others;
+  for (const auto& parameter : model->parameters()) {
+    (parameter.dim() > 1 ? matrices : others).push_back(parameter);
+  }
+  const auto rates = adamw_options(options);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(matrices, std::make_unique<torch::optim::AdamWOptions>(rates));
+  if (!others.empty()) {
+    auto undecayed = std::make_unique<torch::optim::AdamWOptions>(rates);
+    undecayed->weight_decay(0);
+    groups.emplace_back(others, std::move(undecayed));
+  }
+  return groups;
 }
 
 AdaScaleOptions adascale_options(const TrainOptions& options) {
   return AdaScaleOptions().gain(scale::GainMeterOptions().accumulation(options.accumulate));
+}
+
+/// Of parameters, or groups of them.
+template <typename Parameters>
+std::unique_ptr<Optimizer> whole_optimizer(const comm::Group& group, const Parameters& parameters,
+                                           const TrainOptions& options) {
+  const auto rates = adamw_options(options);
+  if (options.adascale) {
+    return std::make_unique<AdaScale<AdamW>>(group, adascale_options(options), parameters, rates);
+  }
+  return std::make_unique<AdamW>(parameters, rates);
+}
+
+/// Of a model, whose parameters then have their names, or of groups.
+template <typename Parameters>
+std::unique_ptr<Optimizer> sharded_optimizer(const comm::Group& group, const Parameters& parameters,
+                                             std::optional<int64_t> bucket_bytes,
+                                             const TrainOptions& options) {
+  const auto rates = adamw_options(options);
+  const auto oss = OssOptions()
+                       .bucket_bytes(bucket_bytes)
+                       .step_in_backward(options.step_in_backward)
+                       .overlap_gather(options.overlap_gather)
+                       .release_parameters(options.release_parameters);
+  if (options.adascale) {
+    return std::make_unique<AdaScale<OSS<AdamW>>>(group, adascale_options(options), group,
+                                                  parameters, rates, oss);
+  }
+  return std::make_unique<OSS<AdamW>>(group, parameters, rates, oss);
 }
 
 OssBase* as_sharded(Optimizer& optimizer) { return dynamic_cast<OssBase*>(&optimizer); }
@@ -67,29 +117,19 @@ DataParallelMode mode_of(const TrainOptions& options) {
                                         : DataParallelMode::kGradients;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Optimizer> make_optimizer(const comm::Group& group, const LanguageModel& model,
                                           const TrainOptions& options) {
-  const auto rates = adamw_options(options);
-  const auto oss = OssOptions()
-                       .bucket_bytes(bucket_bytes_for(model))
-                       .step_in_backward(options.step_in_backward)
-                       .overlap_gather(options.overlap_gather)
-                       .release_parameters(options.release_parameters);
   const bool is_whole = options.shard == "none";
-  if (options.adascale) {
-    const auto scaling = adascale_options(options);
-    if (is_whole) {
-      return std::make_unique<AdaScale<AdamW>>(group, scaling, model->parameters(), rates);
-    }
-    return std::make_unique<AdaScale<OSS<AdamW>>>(group, scaling, group, *model, rates, oss);
+  if (options.decays_matrices_only) {
+    const auto groups = decay_groups(model, options);
+    return is_whole ? whole_optimizer(group, groups, options)
+                    : sharded_optimizer(group, groups, bucket_bytes_for(model), options);
   }
-  if (is_whole) {
-    return std::make_unique<AdamW>(model->parameters(), rates);
-  }
-  return std::make_unique<OSS<AdamW>>(group, *model, rates, oss);
+  return is_whole ? whole_optimizer(group, model->parameters(), options)
+                  : sharded_optimizer(group, *model, bucket_bytes_for(model), options);
 }
 
-DataParallelOptions parallel_options(DataParallelMode mode, const gpt::Gpt& model) {
+DataParallelOptions parallel_options(DataParallelMode mode, const LanguageModel& model) {
   auto options = DataParallelOptions().mode(mode);
   if (const auto bytes = bucket_bytes_for(model)) {
     options.bucket_bytes(*bytes);
@@ -107,9 +147,11 @@ void clip_gradients(Optimizer& optimizer, double max_norm) {
     oss->clip_grad_norm(max_norm);
     return;
   }
+  std::vector<at::Tensor> parameters;  // the norm is that of all groups together
   for (const auto& group : optimizer.param_groups()) {
-    torch::nn::utils::clip_grad_norm_(group.params(), max_norm);
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   }
+  torch::nn::utils::clip_grad_norm_(parameters, max_norm);
 }
 
 int64_t state_bytes(Optimizer& optimizer) {

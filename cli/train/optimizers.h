@@ -1,7 +1,7 @@
 #pragma once
 // AdamW, sharded or not, with or without AdaScale.
 
-#include "gpt/model.h"
+#include "language_model.h"
 #include "memory_use.h"
 #include "options.h"
 #include <fairshard/comm/group.h>
@@ -18,13 +18,13 @@ namespace fairshard::cli::training {
 
 /// The optimizer that the options choose; an OssBase unless --shard is none.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const comm::Group& group,
-                                                        const gpt::Gpt& model,
+                                                        const LanguageModel& model,
                                                         const TrainOptions& options);
 
 DataParallelMode mode_of(const TrainOptions& options);
 
 /// For a ShardedDataParallel of this mode.
-DataParallelOptions parallel_options(DataParallelMode mode, const gpt::Gpt& model);
+DataParallelOptions parallel_options(DataParallelMode mode, const LanguageModel& model);
 
 /// The optimizer as a ShardedDataParallel takes it: nothing if it is not sharded.
 std::vector<std::reference_wrapper<OssBase>> sharded(torch::optim::Optimizer& optimizer);

@@ -4,6 +4,7 @@
 // describes it.
 
 #include "gpt/model_options.h"
+#include <fairshard/models/config.h>
 
 #include <cstdint>
 #include <optional>
@@ -11,12 +12,24 @@
 
 namespace fairshard::cli::training {
 
+/// A model's folder as Hugging Face's hub has it.
+struct HubFolder {
+  std::string folder;
+  models::ModelConfig config;
+  /// Otherwise its config alone, for random ones.
+  bool has_weights = false;
+};
+
 struct TrainOptions {
   // The text and the model
   /// A file or a folder.
   std::string data;
+  /// The folder of a model; empty: the byte-level GPT of these sizes.
+  std::string model;
   std::string size = "micro";
-  gpt::GptOptions model;
+  gpt::GptOptions gpt;
+  /// What is in `model`, if one is given.
+  std::optional<HubFolder> hub;
 
   // Training
   int64_t steps = 600;
@@ -24,8 +37,17 @@ struct TrainOptions {
   int64_t batch = 16;
   /// In how many parts, one after another, a rank computes its share of a batch.
   int64_t accumulate = 1;
-  /// The highest learning rate, reached after a short warm-up; the last is a tenth of it.
+  /// The highest learning rate.
   double lr = 1e-3;
+  /// "cosine", "wsd", "linear" or "constant": how it falls after a warm-up.
+  std::string schedule = "cosine";
+  /// Steps in which it rises; a tenth of all, and at most a hundred, if it is not given.
+  std::optional<int64_t> warmup;
+  /// The last learning rate as a part of the highest.
+  double final_lr = 0.1;
+  double weight_decay = 0.1;
+  /// Parameters of one dimension, norms and biases, do not decay.
+  bool decays_matrices_only = false;
   /// The largest norm of the gradients; 0 leaves them.
   double clip = 0;
   uint64_t seed = 0;
@@ -83,10 +105,16 @@ struct TrainOptions {
   bool resume = false;
   /// The step of the checkpoint to go on from, if not that of the newest.
   std::optional<int64_t> resume_from;
+  /// The folder of the trained model, as transformers has it; empty: none is written.
+  std::string export_to;
   std::string log;
   std::string trace;
   int64_t trace_steps = 20;
 
+  /// Tokens per window.
+  int64_t context() const { return gpt.context(); }
+  /// What losses are per.
+  const char* token() const { return hub ? "token" : "byte"; }
   /// Whether nodes train apart.
   bool has_nodes() const { return slowmo || diloco; }
   /// All options by their names, as one JSON object, for the log.

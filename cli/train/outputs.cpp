@@ -41,6 +41,18 @@ std::string file_fault(const fs::path& file) {
   return folder_fault(folder.empty() ? "." : folder);
 }
 
+/// A model is written beside what the folder has, and replaces nothing.
+std::string export_fault(const fs::path& folder) {
+  for (const char* const name :
+       {"config.json", "model.safetensors", "model.safetensors.index.json"}) {
+    std::error_code ignored;
+    if (fs::exists(folder / name, ignored)) {
+      return c10::str((folder / name).native(), " exists: choose another folder");
+    }
+  }
+  return folder_fault(folder);
+}
+
 }  // namespace
 
 std::optional<Refusal> prepare_outputs(const TrainOptions& options) {
@@ -50,6 +62,7 @@ std::optional<Refusal> prepare_outputs(const TrainOptions& options) {
   };
   for (const auto& [option, fault] :
        {Output{"--save", options.save.empty() ? "" : folder_fault(options.save)},
+        Output{"--export", options.export_to.empty() ? "" : export_fault(options.export_to)},
         Output{"--log", options.log.empty() ? "" : file_fault(options.log)},
         Output{"--trace", options.trace.empty() ? "" : file_fault(options.trace)}}) {
     if (!fault.empty()) {

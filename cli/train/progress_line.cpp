@@ -15,10 +15,11 @@ constexpr int64_t kStepsPerLine = 10;
 
 }  // namespace
 
-ProgressLine::ProgressLine(int64_t first, int64_t steps, int64_t tokens_per_step)
+ProgressLine::ProgressLine(int64_t first, int64_t steps, int64_t tokens_per_step, const char* token)
     : first_(first),
       steps_(steps),
       tokens_per_step_(tokens_per_step),
+      token_(token),
       is_terminal_(isatty(STDERR_FILENO) == 1),
       start_(std::chrono::steady_clock::now()) {}
 
@@ -33,10 +34,10 @@ void ProgressLine::show(int64_t step, double loss, int64_t memory) const {
   const char* const begin = is_terminal_ ? "\r\x1b[K" : "";
   is_open_ = is_terminal_ && step < steps_;
   std::fprintf(stderr,
-               "%sstep %*lld/%lld  loss %.4f nats/byte  %.0f tokens/s  %lld:%02lld left  "
+               "%sstep %*lld/%lld  loss %.4f nats/%s  %.0f tokens/s  %lld:%02lld left  "
                "%s per rank%s",
                begin, static_cast<int>(std::to_string(steps_).size()), static_cast<long long>(step),
-               static_cast<long long>(steps_), loss, tokens_per_s(step),
+               static_cast<long long>(steps_), loss, token_, tokens_per_s(step),
                static_cast<long long>(left_s / 60), static_cast<long long>(left_s % 60),
                readable_bytes(static_cast<double>(memory), 2).c_str(), is_open_ ? "" : "\n");
   std::fflush(stderr);

@@ -11,13 +11,14 @@ namespace fairshard::cli::training {
 class ProgressLine {
  public:
   /// `first` is the first step that is done now; earlier ones were done by a run before.
-  ProgressLine(int64_t first, int64_t steps, int64_t tokens_per_step);
+  /// Losses are per `token`, "byte" for instance.
+  ProgressLine(int64_t first, int64_t steps, int64_t tokens_per_step, const char* token);
 
   /// Whether the line should be shown after this step. It is the same on every rank, so that ranks
   /// can gather what is shown.
   bool is_due(int64_t step) const;
 
-  /// Writes to standard error. `loss` is in nats per byte; `memory` is the most that a rank had.
+  /// Writes to standard error. `loss` is in nats per token; `memory` is the most that a rank had.
   void show(int64_t step, double loss, int64_t memory) const;
   /// The line stays as it is, and others may be written.
   void leave() const;
@@ -31,6 +32,7 @@ class ProgressLine {
   int64_t first_;
   int64_t steps_;
   int64_t tokens_per_step_;
+  const char* token_;
   bool is_terminal_;
   mutable bool is_open_ = false;
   std::chrono::steady_clock::time_point start_;

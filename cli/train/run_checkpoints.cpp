@@ -1,11 +1,33 @@
 #include "run_checkpoints.h"
 
-#include "../saved_gpt.h"
 #include <fairshard/store/directory.h>
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
+
 namespace fairshard::cli::training {
+namespace {
+
+SavedModel saved_model_of(const TrainOptions& options) {
+  SavedModel model;
+  model.gpt = options.gpt;
+  if (options.hub) {
+    model.config = options.hub->config.json;
+    model.folder = std::filesystem::absolute(options.hub->folder);
+  }
+  return model;
+}
+
+/// What a config.json says of computing, whoever has written it.
+models::ModelConfig meaning_of(const std::string& config) {
+  models::ModelConfig meaning = models::ModelConfig::parse(config);
+  meaning.json.clear();
+  meaning.dtype.reset();
+  return meaning;
+}
+
+}  // namespace
 
 RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& options,
                                Strategy& strategy, ShardedGradScaler* scaler)
@@ -14,7 +36,7 @@ RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& opt
       resume_from_(options.resume_from),
       is_first_rank_(group.rank() == 0),
       strategy_(strategy),
-      sizes_(options.model),
+      model_(saved_model_of(options)),
       batch_(options.batch) {
   if (folder_.empty()) {
     return;
@@ -22,7 +44,10 @@ RunCheckpoints::RunCheckpoints(const comm::Group& group, const TrainOptions& opt
   checkpoint_.emplace(group, folder_,
                       CheckpointOptions().keep(options.keep).timeout_s(options.timeout_s));
   strategy.add_to(*checkpoint_);
-  add_sizes(*checkpoint_, sizes_);
+  add_model(*checkpoint_, model_);
+  if (options.hub) {
+    checkpoint_->add_rng();  // for dropout
+  }
   checkpoint_->add("run/batch", &batch_);
   if (scaler) {
     checkpoint_->add("scaler", *scaler);
@@ -50,10 +75,14 @@ std::optional<LoadReport> RunCheckpoints::load() {
 
 std::optional<int64_t> RunCheckpoints::resume() {
   const int64_t batch = batch_;
+  const std::string config = model_.config;
   const auto report = load();
   if (!report) {
     return std::nullopt;
   }
+  TORCH_CHECK_VALUE(config.empty() || meaning_of(config) == meaning_of(model_.config),
+                    "the run in ", folder_, " trains a model with another config.json than the ",
+                    "given --model");
   if (batch != batch_) {
     TORCH_WARN("the run in ", folder_, " had --batch ", batch_, ", and goes on with ", batch,
                ": its losses will not be those of the run that was not stopped");

@@ -1,6 +1,7 @@
 #pragma once
 // Saving while a run goes on, and going on from what was saved.
 
+#include "../saved_model.h"
 #include "options.h"
 #include "strategy.h"
 #include <fairshard/checkpoint.h>
@@ -51,7 +52,7 @@ class RunCheckpoints {
   bool is_first_rank_;
   Strategy& strategy_;
   /// What values point to.
-  gpt::GptOptions sizes_;
+  SavedModel model_;
   int64_t batch_;
   std::optional<Checkpoint> checkpoint_;
   std::optional<int64_t> under_way_;

@@ -4,10 +4,14 @@
 
 namespace fairshard::cli::training {
 
+LanguageModel make_language_model(const TrainOptions& options) {
+  return options.hub ? make_hub_model(options) : make_byte_model(options);
+}
+
 std::unique_ptr<Strategy> make_strategy(const comm::Group& group, const TrainOptions& options,
                                         at::Device device) {
   torch::manual_seed(options.seed);
-  gpt::Gpt model(options.model);
+  LanguageModel model = make_language_model(options);
   if (options.offload > 0) {
     return make_offload(group, model, options, device);
   }

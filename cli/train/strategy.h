@@ -2,7 +2,7 @@
 // What the options choose: how a model, its optimizer and the ranks work together. The step loop
 // knows nothing else of it.
 
-#include "gpt/model.h"
+#include "language_model.h"
 #include "memory_use.h"
 #include "options.h"
 #include <fairshard/checkpoint.h>
@@ -28,13 +28,13 @@ class Strategy {
  public:
   virtual ~Strategy() = default;
 
-  /// Logits, for training.
-  virtual at::Tensor forward(const at::Tensor& tokens) = 0;
+  /// The loss, for training.
+  virtual at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) = 0;
   /// Adds the gradients of a part of the batch; with the last part they are brought together
   /// between ranks.
   virtual void backward(const at::Tensor& loss, bool is_last) = 0;
-  /// Logits, for everything that is not training. Without gradients.
-  virtual at::Tensor evaluate(const at::Tensor& tokens) = 0;
+  /// The loss, for everything that is not training. Without gradients.
+  virtual at::Tensor evaluate(const at::Tensor& tokens, const at::Tensor& targets) = 0;
   virtual void zero_grad() = 0;
   /// Scales all gradients to a norm of at most `max_norm`.
   virtual void clip(double max_norm) = 0;
@@ -65,11 +65,11 @@ std::unique_ptr<Strategy> make_strategy(const comm::Group& group, const TrainOpt
 
 // The kinds that there are, one file each.
 
-std::unique_ptr<Strategy> make_data_parallel(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Strategy> make_data_parallel(const comm::Group& group, const LanguageModel& model,
                                              const TrainOptions& options);
-std::unique_ptr<Strategy> make_offload(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Strategy> make_offload(const comm::Group& group, const LanguageModel& model,
                                        const TrainOptions& options, at::Device device);
-std::unique_ptr<Strategy> make_nodes_apart(const comm::Group& group, const gpt::Gpt& model,
+std::unique_ptr<Strategy> make_nodes_apart(const comm::Group& group, const LanguageModel& model,
                                            const TrainOptions& options);
 
 }  // namespace fairshard::cli::training

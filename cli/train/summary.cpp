@@ -66,9 +66,11 @@ void print_summary(const RunSummary& summary, std::ostream& out) {
   table.memory_row("  in files", use.files);
   table.row("sent", readable_bytes(summary.sent_bytes_per_step, kDigits), " per rank and step");
   table.row("throughput", with_digits(summary.tokens_per_s, 0), " tokens/s on all ranks");
-  table.row("validation loss", with_digits(summary.first_loss, 4), " nats/byte before training");
-  table.row("", with_digits(summary.last_loss, 4), " nats/byte after it");
-  out << "final validation loss " << with_digits(summary.last_loss, 4) << " nats/byte" << std::endl;
+  const std::string unit = " nats/" + summary.token;
+  table.row("validation loss", with_digits(summary.first_loss, 4), unit + " before training");
+  table.row("", with_digits(summary.last_loss, 4), unit + " after it");
+  table.row("perplexity", with_digits(std::exp(summary.last_loss), 3), " per " + summary.token);
+  out << "final validation loss " << with_digits(summary.last_loss, 4) << unit << std::endl;
 }
 
 }  // namespace fairshard::cli::training

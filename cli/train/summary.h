@@ -10,7 +10,8 @@
 namespace fairshard::cli::training {
 
 struct RunSummary {
-  std::string mode;  ///< what is sharded, as --shard says it
+  std::string mode;   ///< what is sharded, as --shard says it
+  std::string token;  ///< what losses are per: "byte" or "token"
   int64_t parameters = 0;
   int ranks = 1;
   MemoryUse per_rank;              ///< of rank 0; others differ by padding at most

@@ -1,5 +1,6 @@
 #include "trainer.h"
 
+#include "../saved_hub_model.h"
 #include "agreement.h"
 #include "counted_memory.h"
 #include "one_step.h"
@@ -12,6 +13,7 @@
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/environment.h>
 #include <fairshard/comm/launch.h>
+#include <fairshard/store/directory.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -60,11 +62,11 @@ std::vector<MemoryUse> gather(const comm::Group& group, const MemoryUse& own) {
 
 class Trainer {
  public:
-  Trainer(const comm::Group& group, const gpt::Corpus& corpus, const TrainOptions& options,
+  Trainer(const comm::Group& group, const TrainingText& text, const TrainOptions& options,
           Termination& termination, at::Device device)
       : group_(group),
         options_(options),
-        corpus_(corpus),
+        text_(text),
         termination_(termination),
         device_(device),
         memory_(device),
@@ -85,6 +87,7 @@ class Trainer {
   };
 
   void begin();
+  void tell_beginning(bool is_resumed);
   bool do_steps();
   void do_step(int64_t step);
   void settle();
@@ -95,11 +98,11 @@ class Trainer {
   void end(bool is_terminated);
   void print_end(bool is_terminated);
   bool is_first_rank() const { return group_.rank() == 0; }
-  int64_t tokens_per_step() const { return options_.batch * options_.model.context(); }
+  int64_t tokens_per_step() const { return options_.batch * options_.context(); }
 
   comm::Group group_;
   const TrainOptions& options_;
-  const gpt::Corpus& corpus_;
+  const TrainingText& text_;
   Termination& termination_;
   at::Device device_;
   CountedMemory memory_;
@@ -137,7 +140,21 @@ void Trainer::begin() {
       summary_.parameter_bytes += static_cast<int64_t>(parameter.nbytes());
     }
   }
-  if (is_first_rank() && !options_.log.empty()) {
+  if (is_first_rank()) {
+    tell_beginning(resumed.has_value());
+  }
+  summary_.first_loss = validation_loss(group_, text_, stepper_, options_.batch);
+  source_.emplace(text_,
+                  BatchShare{.batch = options_.batch,
+                             .accumulate = options_.accumulate,
+                             .rank = group_.rank(),
+                             .ranks = group_.size()},
+                  begun_ + 1);
+  progress_.emplace(begun_ + 1, options_.steps, tokens_per_step(), options_.token());
+}
+
+void Trainer::tell_beginning(bool is_resumed) {
+  if (!options_.log.empty()) {
     log_ = RunLog(options_.log, options_.resume);
     log_.run({.name = std::filesystem::path(options_.log).stem(),
               .options = options_.listed,
@@ -148,19 +165,14 @@ void Trainer::begin() {
               .first_step = begun_ + 1,
               .steps = options_.steps});
   }
-  if (resumed && is_first_rank()) {
+  if (is_resumed) {
     log_.event(begun_, clock_.elapsed_s(), "resumed", options_.save);
     std::cerr << c10::str("goes on after step ", begun_, " of ", options_.save, "\n") << std::flush;
+  } else if (options_.hub && !options_.hub->has_weights) {
+    std::cerr << c10::str("the model folder ", options_.model,
+                          " has no weights: they begin random\n")
+              << std::flush;
   }
-  summary_.first_loss = validation_loss(group_, corpus_, stepper_, options_.batch);
-  source_.emplace(corpus_,
-                  BatchShare{.seed = options_.seed,
-                             .batch = options_.batch,
-                             .accumulate = options_.accumulate,
-                             .rank = group_.rank(),
-                             .ranks = group_.size()},
-                  begun_ + 1);
-  progress_.emplace(begun_ + 1, options_.steps, tokens_per_step());
 }
 
 /// Returns whether a rank was asked to end before the last step.
@@ -253,7 +265,7 @@ void Trainer::trace_paging() {
 
 void Trainer::validate(int64_t step) {
   strategy_->settle();
-  summary_.last_loss = validation_loss(group_, corpus_, stepper_, options_.batch);
+  summary_.last_loss = validation_loss(group_, text_, stepper_, options_.batch);
   log_.validation(step, clock_.elapsed_s(), summary_.last_loss);
 }
 
@@ -285,6 +297,9 @@ void Trainer::end(bool is_terminated) {
   // Before any rank lets go of connections that others may still need.
   comm::barrier(group_, "end of training");
   print_end(is_terminated);
+  if (is_first_rank() && !is_terminated && !options_.export_to.empty()) {
+    export_hub_model(options_.save + "/" + store::checkpoint_name(done_), options_.export_to);
+  }
 }
 
 void Trainer::print_end(bool is_terminated) {
@@ -301,19 +316,20 @@ void Trainer::print_end(bool is_terminated) {
     return;
   }
   summary_.mode = options_.shard;
+  summary_.token = options_.token();
   summary_.ranks = group_.size();
   print_summary(summary_, std::cout);
 }
 
 }  // namespace
 
-void train(const comm::Group& group, const gpt::Corpus& corpus, const TrainOptions& options,
+void train(const comm::Group& group, const TrainingText& text, const TrainOptions& options,
            Termination& termination) {
   const auto environment = comm::read_environment();
   set_threads(options.threads, environment);
   const auto device = choose_device(options.device, environment);
   const c10::DeviceGuard guard(device);
-  Trainer(group, corpus, options, termination, device).run();
+  Trainer(group, text, options, termination, device).run();
 }
 
 }  // namespace fairshard::cli::training

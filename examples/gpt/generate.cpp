@@ -1,12 +1,13 @@
 #include "gpt/generate.h"
 
+#include <fairshard/models/generate.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <random>
-#include <vector>
 
 namespace gpt {
 namespace {
@@ -22,19 +23,6 @@ at::Tensor tokens_of(const std::string& text, int64_t context) {
   return tokens;
 }
 
-/// Draws from the distribution with a number between 0 and 1. Not torch's multinomial, whose
-/// numbers differ between devices.
-int64_t draw(const at::Tensor& logits, double temperature, double number) {
-  if (temperature == 0) {
-    return logits.argmax().item<int64_t>();
-  }
-  const at::Tensor sums = (logits / temperature).softmax(0).cumsum(0).contiguous();
-  const auto* const begin = sums.const_data_ptr<double>();
-  const auto* const end = begin + sums.numel();
-  const auto* const found = std::upper_bound(begin, end, number * *(end - 1));
-  return std::min<int64_t>(found - begin, sums.numel() - 1);
-}
-
 }  // namespace
 
 void generate(Gpt& model, const std::string& prompt, const GenerateOptions& options,
@@ -48,9 +36,8 @@ void generate(Gpt& model, const std::string& prompt, const GenerateOptions& opti
   std::string text = prompt.empty() ? "\n" : prompt;
   for (int64_t i = 0; i < options.bytes(); ++i) {
     const at::Tensor logits = model->forward(tokens_of(text, context).to(device));
-    const at::Tensor last = logits[0][-1].to(at::kCPU, at::kDouble);
-    const double number = static_cast<double>(generator() >> 11) * 0x1.0p-53;
-    const auto byte = static_cast<char>(draw(last, options.temperature(), number));
+    const auto byte = static_cast<char>(fairshard::models::draw_token(
+        logits[0][-1], options.temperature(), fairshard::models::next_fraction(generator)));
     text.push_back(byte);
     take(byte);
   }

@@ -1,7 +1,8 @@
 """``python -m fairshard.tokenize MODEL OUT TEXT...``: texts as tokens of a model, in a file for training in C++.
 
 The file is a safetensors file with one tensor, ``tokens`` (uint16 or uint32): all documents one after another, each
-with the model's end of text after it. Its metadata has ``vocab_size`` and ``end_token``. Needs the package tokenizers
+with the model's end of text after it. Its metadata has ``vocab_size``, ``end_token``, and as ``tokenizer_crc32`` a sum
+of the tokenizer.json, by which the trainer knows it again. Needs the package tokenizers
 (``pip install fairshard[tokenize]``).
 """
 
@@ -9,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -85,7 +87,8 @@ def tokenize(model: str | Path, out: str | Path, documents: Iterable[str], end: 
         if found == 0:
             raise ValueError(f"{out}: there are no documents to write")
         written.seek(0)
-        written.write(_header(count, dtype.itemsize, {"vocab_size": str(vocabulary), "end_token": str(end)}))
+        metadata = {"vocab_size": vocabulary, "end_token": end, "tokenizer_crc32": zlib.crc32(file.read_bytes())}
+        written.write(_header(count, dtype.itemsize, {name: str(value) for name, value in metadata.items()}))
     return found, count
 
 

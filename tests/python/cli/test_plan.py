@@ -151,7 +151,7 @@ def test_an_unknown_command_is_named():
         (["--size", "small", "--parameters", 5], 2, "--size excludes --parameters"),
         (["--ranks", 3], 1, "--batch 16 windows cannot be shared evenly by --ranks 3"),
         (["--strategy", "surprise"], 1, "--strategy surprise is none of those for 1 rank(s): none"),
-        (["--parameters", 5, "--measure"], 1, "--measure runs the trainer's own model"),
+        (["--parameters", 5, "--measure"], 1, "--measure runs the trainer: give --size"),
         (["--width", 100, "--heads", 3], 1, "--width 100 is not a multiple of --heads 3"),
         (["--device-memory", "much"], 2, "much"),
         (["--steps", 3], 2, "--steps requires --measure"),

@@ -1,6 +1,7 @@
 """Files of tokens against what transformers' tokenizers make of the same texts."""
 
 import json
+import zlib
 
 import pytest
 import transformers
@@ -34,7 +35,8 @@ def test_documents_become_tokens(model, tmp_path, capsys):
     expected = [token for document in [text, *lines] for token in [*theirs(document).input_ids, END]]
     with safe_open(out, "numpy") as file:
         tokens = file.get_tensor("tokens")
-        assert file.metadata() == {"vocab_size": str(len(theirs)), "end_token": str(END)}
+        crc = str(zlib.crc32((model / "tokenizer.json").read_bytes()))
+        assert file.metadata() == {"vocab_size": str(len(theirs)), "end_token": str(END), "tokenizer_crc32": crc}
     assert tokens.dtype == "uint16"
     assert tokens.tolist() == expected
     assert capsys.readouterr().out == f"{out}: {len(expected)} tokens of 1101 document(s)\n"

@@ -2,11 +2,13 @@
 // Models from and to the folders that transformers' from_pretrained() and save_pretrained() know.
 
 #include <fairshard/models/model.h>
+#include <fairshard/store/safetensors.h>
 
 #include <torch/arg.h>
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fairshard::models {
 
@@ -32,5 +34,8 @@ struct SaveOptions {
 /// if need be, and refuses to replace a file. config.json comes last. Local: one rank calls it.
 void save_model(const CausalModel& model, const std::string& folder,
                 const SaveOptions& options = {});
+/// The same for weights that are not in a model, under their names there, all of one dtype.
+void save_model(const ModelConfig& config, const std::vector<store::TensorToWrite>& weights,
+                const std::string& folder, const SaveOptions& options = {});
 
 }  // namespace fairshard::models

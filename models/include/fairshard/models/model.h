@@ -24,11 +24,26 @@ struct Rotation {
   at::Tensor sin;  ///< Sines of the same.
 };
 
+/// What a block's attention has made of the tokens so far, {batch, heads, length, head_dim};
+/// undefined before the first.
+struct KeyValues {
+  at::Tensor keys;    ///< Keys, turned.
+  at::Tensor values;  ///< Values.
+};
+
+/// What a model has seen of a text that it is to continue.
+struct KeyValueCache {
+  std::vector<KeyValues> blocks;  ///< In the order of forward; empty before the first token.
+  int64_t length = 0;             ///< Tokens that are in it.
+};
+
 /// Attention and a perceptron, each on normalised input and added to it.
 class DecoderBlock : public torch::nn::Module {
  public:
-  /// {batch, length, hidden_size} to the same.
-  virtual at::Tensor forward(const at::Tensor& hidden, const Rotation& rotation) = 0;
+  /// {batch, length, hidden_size} to the same. With `seen`, of the tokens that come after those in
+  /// it, to which these are added.
+  virtual at::Tensor forward(const at::Tensor& hidden, const Rotation& rotation,
+                             KeyValues* seen) = 0;
 };
 
 /// Its parameters have transformers' names, shapes and order. Local.
@@ -50,6 +65,9 @@ class CausalModelImpl : public torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& labels);
   /// What logits are made of: the last block's output, normalised.
   at::Tensor hidden(const at::Tensor& tokens);
+  /// Logits {batch, vocab_size} of the token after `tokens`, which come after those in the cache
+  /// and are added to it: first a text, then one token at a time. For what is not training.
+  at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache);
 
   /// Computes the activations of blocks again in backward, instead of keeping them.
   void set_checkpoint_activation(bool is_on) { checkpoints_ = is_on; }
@@ -62,10 +80,10 @@ class CausalModelImpl : public torch::nn::Module {
 
   // What forward consists of: tokens are embedded, pass the blocks, and are read out.
 
-  /// {batch, length, hidden_size}.
-  at::Tensor embed(const at::Tensor& tokens);
-  /// For all blocks, of a text as long as that of `hidden`.
-  virtual Rotation rotation(const at::Tensor& hidden) const;
+  /// {batch, length, hidden_size} of tokens from position `first` on.
+  at::Tensor embed(const at::Tensor& tokens, int64_t first = 0);
+  /// For all blocks, of as many positions as `hidden` has, from `first` on.
+  virtual Rotation rotation(const at::Tensor& hidden, int64_t first) const;
   /// In the order of forward.
   const std::vector<std::shared_ptr<DecoderBlock>>& blocks() const { return blocks_; }
   /// What comes after the last block.
@@ -108,7 +126,7 @@ class CausalModelImpl : public torch::nn::Module {
   /// Ends construction: registers them in the order of forward.
   void set_parts(const Parts& parts);
   /// embed() for tokens of the right kind.
-  virtual at::Tensor embed_checked(const at::Tensor& tokens) = 0;
+  virtual at::Tensor embed_checked(const at::Tensor& tokens, int64_t first) = 0;
 
  private:
   at::Tensor run_block(const std::shared_ptr<DecoderBlock>& block, const at::Tensor& hidden,
@@ -130,6 +148,9 @@ TORCH_MODULE(CausalModel);
 
 /// A model with random weights; see CausalModelImpl::initialize_().
 CausalModel make_model(const ModelConfig& config, at::ScalarType dtype = at::kFloat);
+/// A model whose weights nobody has set, for its names and sizes: memory that is not written costs
+/// none.
+CausalModel make_unset_model(const ModelConfig& config, at::ScalarType dtype = at::kFloat);
 
 }  // namespace models
 }  // namespace fairshard

@@ -27,6 +27,9 @@ class TokenWindows {
 
   /// How many there are.
   int64_t size() const { return size_; }
+  /// What the file says of its tokens: "vocab_size", "end_token" and "tokenizer_crc32", if it was
+  /// written by fairshard.tokenize.
+  const store::Metadata& metadata() const { return file_.header().metadata; }
   /// int64 {numbers, length}.
   at::Tensor batch(const std::vector<size_t>& numbers) const;
 

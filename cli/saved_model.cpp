@@ -1,4 +1,4 @@
-#include "saved_gpt.h"
+#include "saved_model.h"
 
 #include <fairshard/store/reader.h>
 #include <fairshard/store/state.h>
@@ -36,8 +36,12 @@ int64_t read_size(const store::Reader& reader, const std::string& key) {
 
 }  // namespace
 
-void add_sizes(Checkpoint& checkpoint, gpt::GptOptions& options) {
-  for (const auto& [name, size] : named_sizes_of(options)) {
+void add_model(Checkpoint& checkpoint, SavedModel& model) {
+  if (!model.config.empty()) {
+    checkpoint.add(kHubConfig, &model.config).add(kHubFolder, &model.folder);
+    return;
+  }
+  for (const auto& [name, size] : named_sizes_of(model.gpt)) {
     checkpoint.add(name, size);
   }
 }
