@@ -12,6 +12,7 @@
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/reason.h>
+#include <fairshard/comm/waits.h>
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
@@ -73,6 +74,7 @@ void run_training(const TrainOptions& options) {
   // Before any rank starts: a bad path is then one clear message.
   const gpt::Corpus corpus(options.data, options.model.context());
   Termination termination;
+  comm::explain_waits_on_signal(SIGUSR1);
   if (environment.origin == "none") {
     run_local_ranks(options, corpus, termination);
   } else {

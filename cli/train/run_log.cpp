@@ -106,6 +106,10 @@ void RunLog::memory(int64_t step, int rank, const MemoryUse& use) {
              {"peak_bytes", use.peak}});
 }
 
+void RunLog::waits(int64_t step, const std::vector<double>& waited_s) {
+  write(Json{{"kind", "waits"}, {"step", step}, {"waited_s", waited_s}});
+}
+
 void RunLog::validation(int64_t step, double time_s, double loss) {
   write(Json{{"kind", "validation"}, {"step", step}, {"time_s", time_s}, {"loss", loss}});
 }

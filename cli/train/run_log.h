@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <fstream>
 #include <string>
+#include <vector>
 
 namespace fairshard::cli::training {
 
@@ -34,6 +35,8 @@ class RunLog {
   void run(const RunFacts& facts);
   void step(const StepRecord& record, int64_t tokens);
   void memory(int64_t step, int rank, const MemoryUse& use);
+  /// What each rank has waited for others since the line of this kind before.
+  void waits(int64_t step, const std::vector<double>& waited_s);
   void validation(int64_t step, double time_s, double loss);
   /// "saved", "resumed" or "terminated".
   void event(int64_t step, double time_s, const std::string& what, const std::string& detail);

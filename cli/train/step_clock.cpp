@@ -53,7 +53,7 @@ void StepClock::mark(Phase phase) {
   Mark& mark = marks_.emplace_back();
   mark.phase = phase;
   mark.time = Clock::now();
-  mark.waited = waited();
+  mark.waited = waited_s();
   if (is_exact_) {
     mark.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     mark.event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
@@ -92,7 +92,7 @@ TimeSplit StepClock::end() {
   return split;
 }
 
-double StepClock::waited() const {
+double StepClock::waited_s() const {
   double sum = 0;
   for (const auto& group : groups_) {
     sum += comm::waited_s(group);

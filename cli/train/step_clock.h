@@ -30,6 +30,8 @@ class StepClock {
 
   /// Since this was made.
   double elapsed_s() const { return seconds(Clock::now() - start_); }
+  /// What this rank has waited for others, since its groups were made.
+  double waited_s() const;
   /// By this rank, in the step that has ended or is under way.
   int64_t sent_bytes() const;
 
@@ -49,7 +51,6 @@ class StepClock {
 
   void mark(Phase phase);
   void take_device_times();
-  double waited() const;
   int64_t all_sent_bytes() const;
 
   std::vector<comm::Group> groups_;

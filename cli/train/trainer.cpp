@@ -12,6 +12,7 @@
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/environment.h>
 #include <fairshard/comm/launch.h>
+#include <fairshard/comm/waits.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -24,6 +25,7 @@
 #include <filesystem>
 #include <iostream>
 #include <thread>
+#include <utility>
 
 namespace fairshard::cli::training {
 namespace {
@@ -46,14 +48,21 @@ void set_threads(int threads, const comm::Environment& environment) {
                           : std::max(1, cores / environment.local_world_size));
 }
 
+/// What a rank tells the others now and then.
+struct RankReport {
+  MemoryUse memory;
+  /// Since the last time.
+  int64_t waited_ns = 0;
+};
+
 /// What every rank has, on all ranks.
-std::vector<MemoryUse> gather(const comm::Group& group, const MemoryUse& own) {
-  constexpr int64_t kNumbers = sizeof(MemoryUse) / sizeof(int64_t);
+std::vector<RankReport> gather(const comm::Group& group, const RankReport& own) {
+  constexpr int64_t kNumbers = sizeof(RankReport) / sizeof(int64_t);
   const at::Tensor mine = at::empty({kNumbers}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &own, sizeof(own));
   const at::Tensor all = at::empty({kNumbers * group.size()}, at::kLong);
-  comm::all_gather(group, all, mine, "memory of ranks").wait();
-  std::vector<MemoryUse> result(group.size());
+  comm::all_gather(group, all, mine, "memory and waits of ranks").wait();
+  std::vector<RankReport> result(group.size());
   std::memcpy(result.data(), all.const_data_ptr(), all.nbytes());
   return result;
 }
@@ -88,7 +97,7 @@ class Trainer {
   bool do_steps();
   void do_step(int64_t step);
   void settle();
-  void look_at_memory(int64_t step);
+  void look_at_ranks(int64_t step);
   void trace_paging();
   void validate(int64_t step);
   void log_saves();
@@ -118,6 +127,7 @@ class Trainer {
   int64_t begun_ = 0;
   int64_t most_memory_ = 0;
   int64_t sent_bytes_ = 0;
+  double waited_before_s_ = 0;
   /// That has asked a rank to end, as all ranks know it, or 0.
   int end_signal_ = 0;
 };
@@ -174,7 +184,7 @@ bool Trainer::do_steps() {
       return done_ < options_.steps;
     }
     if (progress_->is_due(done_)) {
-      look_at_memory(done_);
+      look_at_ranks(done_);
     }
     if (options_.validate_every > 0 && done_ % options_.validate_every == 0 &&
         done_ < options_.steps) {
@@ -201,6 +211,9 @@ void Trainer::do_step(int64_t step) {
   Agreement agreement(group_, loss, termination_.signal());
   settle();  // the step before this one, which has had time to agree
   done_ = step;
+  for (const auto& group : strategy_->groups()) {
+    comm::note_step(group, step);
+  }
   record.split = clock_.end();
   record.sent_bytes = clock_.sent_bytes();
   record.time_s = clock_.elapsed_s();
@@ -229,17 +242,22 @@ void Trainer::settle() {
   }
 }
 
-void Trainer::look_at_memory(int64_t step) {
+void Trainer::look_at_ranks(int64_t step) {
   const int64_t peak = memory_.peak_bytes();
   MemoryUse use = strategy_->memory_use();
   use.peak = peak;
   use.activations = std::max<int64_t>(peak - use.named(), 0);
   summary_.per_rank = use;
-  const auto all = gather(group_, use);
+  const double waited_s = clock_.waited_s();
+  const double waited_since_s = waited_s - std::exchange(waited_before_s_, waited_s);
+  const auto all = gather(group_, {use, static_cast<int64_t>(waited_since_s * 1e9)});
+  std::vector<double> waits;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    most_memory_ = std::max(most_memory_, all[rank].peak);
-    log_.memory(step, rank, all[rank]);
+    most_memory_ = std::max(most_memory_, all[rank].memory.peak);
+    log_.memory(step, rank, all[rank].memory);
+    waits.push_back(static_cast<double>(all[rank].waited_ns) / 1e9);
   }
+  log_.waits(step, waits);
 }
 
 void Trainer::trace_paging() {

@@ -17,4 +17,5 @@
 #include <fairshard/comm/profiler_range.h>
 #include <fairshard/comm/reason.h>
 #include <fairshard/comm/run_main.h>
+#include <fairshard/comm/waits.h>
 #include <fairshard/comm/work.h>

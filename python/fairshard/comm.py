@@ -24,6 +24,10 @@ from fairshard._core.comm import (
     barrier,
     broadcast,
     broadcast_all,
+    explain_waits,
+    explain_waits_after,
+    explain_waits_on_signal,
+    note_step,
     reduce_scatter,
 )
 
@@ -40,7 +44,11 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_all",
+    "explain_waits",
+    "explain_waits_after",
+    "explain_waits_on_signal",
     "init_process_group",
+    "note_step",
     "reduce_scatter",
 ]
 

@@ -37,6 +37,9 @@ def _scalars(line: dict[str, Any]) -> Iterable[tuple[str, float]]:
         yield f"memory/rank {line['rank']}/peak", line["peak_bytes"]
         for kind, count in line["bytes"].items():
             yield f"memory/rank {line['rank']}/{kind}", count
+    elif line["kind"] == "waits":
+        for rank, seconds in enumerate(line["waited_s"]):
+            yield f"waited/rank {rank}", seconds
     elif line["kind"] == "step":
         for field, tag in _SCALARS.items():
             if line.get(field) is not None:

@@ -110,6 +110,15 @@ void init_comm(py::module_& module) {
       .def_readonly("local_world_size", &comm::Environment::local_world_size);
   m.def("meet", &comm::meet, released, py::arg("environment"), py::arg("timeout_s"),
         "Meets the other ranks; the store that they share. Blocks until all ranks have come.");
+  m.def("explain_waits", &comm::explain_waits, released, py::arg("group"),
+        "What each rank of the group waits for, as a table, and who holds up the others. Blocks "
+        "for seconds.");
+  m.def("explain_waits_after", &comm::explain_waits_after, py::arg("group"), py::arg("seconds"),
+        "Has waits that are longer than this explained in the log.");
+  m.def("explain_waits_on_signal", &comm::explain_waits_on_signal, py::arg("signal"),
+        "Has waits of all groups explained in the log when this signal comes.");
+  m.def("note_step", &comm::note_step, py::arg("group"), py::arg("step"),
+        "Tells which step this rank has finished, for explanations of waits.");
   m.def("barrier", &comm::barrier, released, py::arg("group"), py::arg("label") = "",
         "Returns when every rank has come here.");
 }

@@ -61,10 +61,11 @@ std::string Call::signature() const {
   return text;
 }
 
-std::string Call::describe() const {
-  return c10::str(signature(), label.empty() ? "" : " '" + label + "'", " on rank ", rank, " of ",
-                  size);
+std::string Call::named() const {
+  return c10::str(signature(), label.empty() ? "" : " '" + label + "'");
 }
+
+std::string Call::describe() const { return c10::str(named(), " on rank ", rank, " of ", size); }
 
 Header to_header(const Call& call) {
   return {static_cast<int64_t>(call.sequence),

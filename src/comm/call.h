@@ -40,6 +40,9 @@ struct Call {
   int rank = 0;
   int size = 1;
 
+  /// For instance: reduce_scatter #12 of Float[4096] (sum) 'bucket 3'
+  std::string named() const;
+
   /// For instance: reduce_scatter #12 of Float[4096] (sum) 'bucket 3' on rank 1 of 4
   std::string describe() const;
 

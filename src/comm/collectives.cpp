@@ -106,6 +106,11 @@ class Starter {
     try {
       at::Tensor arrival = output;
       work->work = begin(*state->process_group, arrival, input);
+      if (!route.direct) {
+        work->number =
+            state->last_calls.add(name_, arrival, label_, *work->work, route.tells_completion);
+        work->device = arrival.device().type();
+      }
       if (!arrival.is_same(output)) {
         work->result = work->result.defined() ? work->result : output;
         work->arrival = arrival;

@@ -78,9 +78,9 @@ WorkPtr DirectBackend::start(Call call, Timeout timeout, const Tensors& results,
   if (timeout.count() <= 0) {
     timeout = getBackendOptions()->timeout;
   }
-  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
-  auto work =
-      c10::make_intrusive<DirectWork>(call, build(call), deadline, results, lender.copies());
+  const Instant now = std::chrono::steady_clock::now();
+  auto work = c10::make_intrusive<DirectWork>(call, build(call), now, now + timeout, results,
+                                              lender.copies());
   progress_->submit(work);
   return work;
 }

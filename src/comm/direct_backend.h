@@ -46,6 +46,11 @@ class DirectBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { transport_->setTimeout(timeout); }
   /// Returns when all collectives that this rank has started have ended, well or not.
   void flush() { progress_->flush(); }
+  Standing standing() const { return progress_->standing(); }
+  /// What errors of collectives that have waited too long shall say as well.
+  void explain_timeouts(std::shared_ptr<const Verdict> verdict) {
+    progress_->explain_timeouts(std::move(verdict));
+  }
   /// What this rank has sent in collectives.
   uint64_t sent_bytes() const { return sent_bytes_; }
 

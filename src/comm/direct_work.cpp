@@ -30,12 +30,13 @@ std::vector<at::Tensor> without_owners(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-DirectWork::DirectWork(const Call& call, std::shared_ptr<Operation> operation, Deadline deadline,
-                       const std::vector<at::Tensor>& results, Copies copies)
+DirectWork::DirectWork(const Call& call, std::shared_ptr<Operation> operation, Instant since,
+                       Instant deadline, const std::vector<at::Tensor>& results, Copies copies)
     // Without a title for profilers, as in Round::post.
     : c10d::Work(call.rank, op_type(call.kind)),
       call_(call),
       operation_(std::move(operation)),
+      since_(since),
       deadline_(deadline),
       results_(without_owners(results)) {
   for (auto& copy : copies) {

@@ -21,8 +21,9 @@ class DirectWork final : public c10d::Work {
   /// A target and what it is copied from.
   using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
-  DirectWork(const Call& call, std::shared_ptr<Operation> operation, Deadline deadline,
-             const std::vector<at::Tensor>& results, Copies copies);
+  /// `since` is when it was called.
+  DirectWork(const Call& call, std::shared_ptr<Operation> operation, Instant since,
+             Instant deadline, const std::vector<at::Tensor>& results, Copies copies);
 
   std::vector<at::Tensor> result() override { return results_; }
   void synchronize() override;
@@ -34,7 +35,8 @@ class DirectWork final : public c10d::Work {
   // For the progress thread.
 
   const Call& call() const { return call_; }
-  Deadline deadline() const { return deadline_; }
+  Instant since() const { return since_; }
+  Instant deadline() const { return deadline_; }
   /// Null once the collective has ended.
   const std::shared_ptr<Operation>& operation() const { return operation_; }
   std::shared_ptr<Operation> release_operation() { return std::exchange(operation_, nullptr); }
@@ -48,7 +50,8 @@ class DirectWork final : public c10d::Work {
 
   const Call call_;
   std::shared_ptr<Operation> operation_;
-  const Deadline deadline_;
+  const Instant since_;
+  const Instant deadline_;
   const std::vector<at::Tensor> results_;
   Copies host_copies_;    // the progress thread's
   Copies device_copies_;  // the caller's

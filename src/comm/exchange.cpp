@@ -45,8 +45,8 @@ void Exchange::start() {
   }
 }
 
-bool Exchange::advance(Deadline deadline) {
-  round_.complete(deadline);
+bool Exchange::advance(const Patience& patience) {
+  round_.complete(patience);
   return true;
 }
 

@@ -30,7 +30,7 @@ class Exchange final : public Operation {
   Exchange(c10::intrusive_ptr<c10d::Backend> transport, const Call& call, const Parcels& parcels);
 
   void start() override;
-  bool advance(Deadline deadline) override;
+  bool advance(const Patience& patience) override;
   void abort() override;
 
  private:

@@ -50,6 +50,16 @@ std::vector<Group::State::Route> routes_of(c10d::ProcessGroup& process_group) {
   return routes;
 }
 
+/// Backends of other people may have none; c10d's own have half an hour.
+std::chrono::milliseconds timeout_or_default(const std::vector<Group::State::Route>& routes,
+                                             c10d::ProcessGroup& process_group) {
+  try {
+    return timeout_of(*process_group.getBackend(routes.front().device));
+  } catch (const c10::Error&) {
+    return std::chrono::minutes(30);
+  }
+}
+
 }  // namespace
 
 Group::State::State(c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -57,9 +67,54 @@ Group::State::State(c10::intrusive_ptr<c10d::ProcessGroup> group)
       process_group(given ? decorated(given) : given),
       routes(given ? routes_of(*process_group) : std::vector<Route>()),
       rank(given ? given->getRank() : -1),
-      size(given ? given->getSize() : 0) {}
+      size(given ? given->getSize() : 0),
+      watch(make_watch()) {}
 
 Group::State::State(int outside_of, int local) : rank(-1), size(outside_of), local_rank(local) {}
+
+Group::State::~State() = default;
+
+std::unique_ptr<WaitWatch> Group::State::make_watch() {
+  if (size < 2 || routes.empty()) {
+    return nullptr;
+  }
+  std::unique_ptr<WaitBoard> board;
+  std::string trouble = "the group's store is none of c10d's own";
+  if (const StorePtr store = process_group->getStore(); store && can_be_asked(*store)) {
+    // Groups that do not connect may share a store.
+    const std::string name =
+        splits_connect(*process_group) ? "waits" : unused_name(*store, rank, "waits");
+    board = std::make_unique<WaitBoard>(c10::make_intrusive<c10d::PrefixStore>(name, store), rank,
+                                        size);
+  }
+  auto made = std::make_unique<WaitWatch>(std::move(board), trouble, rank, size,
+                                          timeout_or_default(routes, *process_group),
+                                          [this] { return standings(); });
+  for (const Route& route : routes) {
+    if (route.direct) {
+      route.direct->explain_timeouts(made->verdict());
+    }
+  }
+  return made;
+}
+
+/// Of each backend of our own, and of the others together.
+std::vector<Standing> Group::State::standings() {
+  std::vector<Standing> result;
+  std::set<const DirectBackend*> seen;  // one backend may serve several devices
+  bool has_others = false;
+  for (const Route& route : routes) {
+    if (!route.direct) {
+      has_others = true;
+    } else if (seen.insert(route.direct).second) {
+      result.push_back(route.direct->standing());
+    }
+  }
+  if (has_others) {
+    result.push_back(last_calls.standing());
+  }
+  return result;
+}
 
 void Group::State::require_member(const char* user) const {
   TORCH_CHECK_VALUE(rank >= 0, user, ": this process is not in the group of ", size, " ranks");
@@ -125,17 +180,15 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const {
   return state_->process_group;
 }
 
-/// A name that this group's store has not seen, the same on all ranks that ask equally often. The
-/// store counts, for each rank: it outlives this object.
-std::string Group::unused_name(const std::string& purpose) const {
-  const std::string key = c10::str("fairshard names/", purpose, "/", rank());
-  return c10::str(purpose, "-", state_->process_group->getStore()->add(key, 1));
+std::string unused_name(c10d::Store& store, int rank, const std::string& purpose) {
+  const std::string key = c10::str("fairshard names/", purpose, "/", rank);
+  return c10::str(purpose, "-", store.add(key, 1));
 }
 
 c10::intrusive_ptr<c10d::Store> Group::new_store(const std::string& purpose) const {
   state_->require_member("new_store");
-  const std::string prefix = unused_name(purpose);
-  return c10::make_intrusive<c10d::PrefixStore>(prefix, state_->process_group->getStore());
+  const StorePtr store = state_->process_group->getStore();
+  return c10::make_intrusive<c10d::PrefixStore>(unused_name(*store, rank(), purpose), store);
 }
 
 Group Group::subgroup(const std::vector<int>& ranks) const {

@@ -2,13 +2,17 @@
 // What the Groups on one process group share.
 
 #include "direct_backend.h"
+#include "last_calls.h"
+#include "wait_watch.h"
 #include <fairshard/comm/group.h>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace fairshard::comm {
@@ -17,6 +21,7 @@ struct Group::State {
   explicit State(c10::intrusive_ptr<c10d::ProcessGroup> given);
   /// Of a process that is not in the group.
   State(int size, int local_rank);
+  ~State();
 
   /// Throws if this process is not in the group.
   void require_member(const char* user) const;
@@ -48,7 +53,20 @@ struct Group::State {
   /// By backends that do not count what they send.
   std::atomic<uint64_t> uncounted_bytes = 0;
   std::atomic<int64_t> waited_ns = 0;
+
+  /// Of backends that are not our own.
+  LastCalls last_calls;
+  /// Null if nobody can wait for another. The last member: it looks at the others.
+  const std::unique_ptr<WaitWatch> watch;
+
+ private:
+  std::vector<Standing> standings();
+  std::unique_ptr<WaitWatch> make_watch();
 };
+
+/// A name that this store has not seen, the same on all ranks that ask equally often. The store
+/// counts, for each rank: it outlives a Group.
+std::string unused_name(c10d::Store& store, int rank, const std::string& purpose);
 
 /// Returns when all that this rank has started in the group has ended, well or not: others may need
 /// it after this rank has gone. Backends that are not our own see to that themselves.

@@ -44,8 +44,8 @@ struct Failure {
   int signal = 0;
 };
 
-/// While it lives, SIGTERM and SIGINT do not end this process: they can be read from a file
-/// descriptor.
+/// While it lives, SIGTERM and SIGINT, and SIGUSR1 if somebody handles it, are nothing to this
+/// process: they can be read from a file descriptor.
 class HeldSignals {
  public:
   struct Signal {
@@ -59,6 +59,11 @@ class HeldSignals {
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
+    struct sigaction usr1 {};
+    sigaction(SIGUSR1, nullptr, &usr1);
+    if (usr1.sa_handler != SIG_DFL && usr1.sa_handler != SIG_IGN) {
+      sigaddset(&signals, SIGUSR1);
+    }
     sigprocmask(SIG_BLOCK, &signals, &before_);
     event_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
   }

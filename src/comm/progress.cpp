@@ -31,6 +31,7 @@ void Progress::submit(WorkPtr work) {
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { run(); });
   }
+  started_ = work->call().sequence + 1;
   queue_.push_back(work);
   submitted_.push_back(std::move(work));
   wake_.notify_all();
@@ -46,6 +47,34 @@ std::string Progress::failure() const {
   return failure_;
 }
 
+Standing Progress::standing() const {
+  std::lock_guard lock(mutex_);
+  Standing result;
+  const DirectWork* oldest = current_.get();
+  for (const auto& work : queue_) {
+    if (!oldest || work->call().sequence < oldest->call().sequence) {
+      oldest = work.get();
+    }
+  }
+  if (oldest) {
+    result.current = NamedCall{oldest->call().sequence, oldest->call().named(), oldest->since()};
+  }
+  if (last_) {
+    result.last = NamedCall{last_->sequence, last_->named(), last_ended_};
+  }
+  result.started = started_;
+  result.moves = started_ + ended_count_;
+  if (oldest && oldest == current_.get()) {
+    result.awaited = awaited_.get();
+  }
+  return result;
+}
+
+void Progress::explain_timeouts(std::shared_ptr<const Verdict> verdict) {
+  std::lock_guard lock(mutex_);
+  verdict_ = std::move(verdict);
+}
+
 void Progress::run() {
   pthread_setname_np(pthread_self(), "fairshard-comm");
   at::NoGradGuard no_grad;
@@ -58,6 +87,7 @@ void Progress::run() {
     }
     auto work = std::move(queue_.front());
     queue_.pop_front();
+    current_ = work;
     running_ = work->operation();
     is_stepping_ = true;
     start_submitted(lock);
@@ -65,7 +95,14 @@ void Progress::run() {
     const bool done = step(*work);
     lock.lock();
     is_stepping_ = false;
-    if (!done) {
+    current_.reset();
+    if (done && failure_.empty()) {
+      last_ = work->call();
+      last_ended_ = std::chrono::steady_clock::now();
+    }
+    if (done) {
+      ended_count_ += 1;
+    } else {
       queue_.push_back(std::move(work));
     }
     running_.reset();
@@ -105,7 +142,7 @@ bool Progress::step(DirectWork& work) {
     return true;
   }
   try {
-    if (!work.operation()->advance(work.deadline())) {
+    if (!work.operation()->advance({work.deadline(), awaited_})) {
       return false;
     }
     work.copy_on_host();
@@ -119,9 +156,17 @@ bool Progress::step(DirectWork& work) {
     work.release_operation();
     work.end("");
   } catch (const std::exception& error) {
-    fail(work, c10::str(work.call().describe(), " failed: ", reason_of(error)));
+    awaited_.clear();
+    const bool is_late = std::chrono::steady_clock::now() >= work.deadline();
+    fail(work, c10::str(work.call().describe(), " failed: ", reason_of(error),
+                        is_late ? explanation() : ""));
   }
   return true;
+}
+
+std::string Progress::explanation() const {
+  std::lock_guard lock(mutex_);
+  return verdict_ ? verdict_->addition() : "";
 }
 
 void Progress::fail(DirectWork& work, const std::string& error) {

@@ -2,13 +2,17 @@
 // Finishes started collectives in the background, one after another, on one thread per backend.
 
 #include "direct_work.h"
+#include "standing.h"
+#include "verdict.h"
 
 #include <c10/util/intrusive_ptr.h>
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +34,10 @@ class Progress {
 
   /// The first failure's message, or nothing.
   std::string failure() const;
+  /// Blocks on no peer.
+  Standing standing() const;
+  /// What errors of collectives that have waited too long shall say as well.
+  void explain_timeouts(std::shared_ptr<const Verdict> verdict);
 
  private:
   using WorkPtr = c10::intrusive_ptr<DirectWork>;
@@ -37,6 +45,7 @@ class Progress {
   void run();
   void start_submitted(std::unique_lock<std::mutex>& lock);
   bool step(DirectWork& work);
+  std::string explanation() const;
   void fail(DirectWork& work, const std::string& error);
 
   mutable std::mutex mutex_;
@@ -44,11 +53,19 @@ class Progress {
   std::condition_variable idle_;
   std::deque<WorkPtr> queue_;
   std::vector<WorkPtr> submitted_;  ///< and not started
-  /// What run() is in the midst of.
+  /// What run() has taken from the queue, and what it is in the midst of.
+  WorkPtr current_;
   std::shared_ptr<Operation> running_;
   /// Messages of failed collectives may still arrive: their buffers live as long as the backend.
   std::vector<std::shared_ptr<Operation>> failed_;
   std::string failure_;
+  /// For standing().
+  std::optional<Call> last_;
+  Instant last_ended_;
+  uint64_t started_ = 0;  ///< their number
+  uint64_t ended_count_ = 0;
+  Awaited awaited_;
+  std::shared_ptr<const Verdict> verdict_;
   bool stop_ = false;
   bool is_stepping_ = false;
   std::thread thread_;

@@ -83,31 +83,33 @@ void Round::post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
   messages.push_back(std::move(message));
 }
 
-void Round::check_headers(Deadline deadline) {
+void Round::check_headers(const Patience& patience) {
   for (auto& header : headers_) {
-    wait_for(header, deadline);
+    wait_for(header, Awaits::kHeader, patience);
   }
   compare_headers();
 }
 
-void Round::complete(Deadline deadline) {
-  check_headers(deadline);
+void Round::complete(const Patience& patience) {
+  check_headers(patience);
   // Receives first: Gloo tells them at once that a peer is gone, and sends sometimes not.
   for (const bool is_receive : {true, false}) {
     for (auto& message : messages_) {
       if (message.is_receive == is_receive) {
-        wait_for(message, deadline);
+        wait_for(message, is_receive ? Awaits::kMessage : Awaits::kSent, patience);
       }
     }
   }
 }
 
-void Round::wait_for(Message& message, Deadline deadline) {
+void Round::wait_for(Message& message, Awaits what, const Patience& patience) {
   using std::chrono::milliseconds;
   if (message.is_waited_for) {
     return;
   }
-  const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+  const auto left =
+      std::chrono::ceil<milliseconds>(patience.deadline - std::chrono::steady_clock::now());
+  patience.awaited.set(what, message.peer);
   if (!message.work) {
     fail(message.peer, message.is_receive, message.post_error);
   }
@@ -117,6 +119,7 @@ void Round::wait_for(Message& message, Deadline deadline) {
   } catch (const std::exception& error) {
     fail(message.peer, message.is_receive, error.what());
   }
+  patience.awaited.clear();
   message.is_waited_for = true;
 }
 

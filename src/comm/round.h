@@ -38,9 +38,9 @@ class Round {
   void post_receive(const at::Tensor& tensor, int peer, int64_t index = 0);
 
   /// Waits for the peers' headers. Throws if one tells of another call.
-  void check_headers(Deadline deadline);
+  void check_headers(const Patience& patience);
   /// Waits for everything that was posted, headers first.
-  void complete(Deadline deadline);
+  void complete(const Patience& patience);
   void abort();
 
  private:
@@ -55,7 +55,7 @@ class Round {
 
   void post(const at::Tensor& tensor, int peer, int tag, bool is_receive,
             std::vector<Message>& messages);
-  static void wait_for(Message& message, Deadline deadline);
+  static void wait_for(Message& message, Awaits what, const Patience& patience);
   [[noreturn]] static void fail(int peer, bool is_receive, const std::string& reason);
   void compare_headers() const;
 

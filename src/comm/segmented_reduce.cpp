@@ -146,14 +146,14 @@ bool SegmentedReduce::is_sent(const at::Tensor& output) const {
   return inputs_[peer].const_data_ptr() == output.const_data_ptr();
 }
 
-bool SegmentedReduce::advance(Deadline deadline) {
+bool SegmentedReduce::advance(const Patience& patience) {
   if (!is_reduced_) {
-    sends_.check_headers(deadline);
+    sends_.check_headers(patience);
     if (then_ == Then::kKeep && is_sent(output_)) {
-      sends_.complete(deadline);
+      sends_.complete(patience);
     }
     for (int64_t i = 0; i < segments(inputs_[call_.rank]); ++i) {
-      arrivals_[i % depth_].complete(deadline);
+      arrivals_[i % depth_].complete(patience);
       reduce(i);
     }
     is_reduced_ = true;
@@ -161,8 +161,8 @@ bool SegmentedReduce::advance(Deadline deadline) {
       return false;
     }
   }
-  gathered_.complete(deadline);
-  sends_.complete(deadline);
+  gathered_.complete(patience);
+  sends_.complete(patience);
   staging_->give_back(block_);
   return true;
 }

@@ -38,7 +38,7 @@ class SegmentedReduce final : public Operation {
                   std::vector<at::Tensor> inputs, Then then, std::shared_ptr<Staging> staging);
 
   void start() override;
-  bool advance(Deadline deadline) override;
+  bool advance(const Patience& patience) override;
   void abort() override;
 
  private:

@@ -1,10 +1,11 @@
 #include "direct_work.h"
 #include "work_state.h"
 #include <fairshard/comm/profiler_range.h>
-#include <fairshard/comm/waits.h>
 #include <fairshard/comm/work.h>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <thread>
 #include <utility>
@@ -27,7 +28,29 @@ class Waiting {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+/// Tells the group's watch about it, which our own backend does itself.
+void wait_for_other_backend(Work::State& state) {
+  LastCalls& calls = state.group->last_calls;
+  calls.begin_wait(state.number);
+  const auto end = c10::make_scope_exit([&] { calls.end_wait(state.number, state.device); });
+  try {
+    state.work->wait();  // with a timeout of its own NCCL would make the host wait for the device
+  } catch (c10::Error& error) {
+    const std::string known = state.group->watch ? state.group->watch->verdict()->addition() : "";
+    if (!known.empty()) {
+      error.add_context(known);
+    }
+    throw;
+  }
+}
+
 }  // namespace
+
+Work::State::~State() {
+  if (number != 0) {
+    group->last_calls.forget(number);
+  }
+}
 
 void Work::wait() {
   if (!state_) {
@@ -35,7 +58,11 @@ void Work::wait() {
   }
   const Waiting waiting(*state_->group);
   const ProfilerRange range([&] { return "wait for " + state_->name; });
-  state_->work->wait();  // with a timeout of its own NCCL would make the host wait for the device
+  if (state_->number == 0) {
+    state_->work->wait();
+  } else {
+    wait_for_other_backend(*state_);
+  }
   if (state_->result.defined()) {
     const at::NoGradGuard no_grad;
     state_->result.copy_(std::exchange(state_->arrival, {}).view(state_->result.sizes()));
@@ -66,7 +93,5 @@ bool Work::is_done_within(std::chrono::milliseconds time) {
   }
   return true;
 }
-
-double waited_s(const Group& group) { return static_cast<double>(group.state().waited_ns) / 1e9; }
 
 }  // namespace fairshard::comm

@@ -1,6 +1,7 @@
 #include "weak_registry.h"
 #include <fairshard/comm/collectives.h>
 #include <fairshard/comm/profiler_range.h>
+#include <fairshard/comm/waits.h>
 #include <fairshard/shard/agree.h>
 #include <fairshard/shard/clip.h>
 #include <fairshard/shard/sharded_step.h>
@@ -120,6 +121,17 @@ void ShardedStep::run() {
   }
   if (!options_.overlap_gather()) {
     wait_for_parameters();
+  }
+  note_step();
+}
+
+/// For whoever asks what ranks wait for.
+void ShardedStep::note_step() {
+  steps_ += 1;
+  comm::note_step(mesh_.all(), steps_);
+  if (mesh_.has_replicas()) {
+    comm::note_step(mesh_.shards(), steps_);
+    comm::note_step(mesh_.replicas(), steps_);
   }
 }
 

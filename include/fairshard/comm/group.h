@@ -80,8 +80,6 @@ class Group {
 
  private:
   Group() = default;
-  std::string unused_name(const std::string& purpose) const;
-
   std::shared_ptr<State> state_;
 };
 

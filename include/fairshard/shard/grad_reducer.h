@@ -46,8 +46,12 @@ namespace fairshard::shard {
 ///      objects.
 /// So whoever holds Python's lock lets go of it before calling anything here. A callback may read
 /// and write slices and their gradients; it may not start a backward, a forward or a collective of
-/// the same group. comm/ has threads of its own, which touch only tensors of collectives that were
-/// started and not yet waited for. One backward at a time.
+/// the same group. comm/ has threads of its own: one per backend of ours, which touches only
+/// tensors of collectives that were started and not yet waited for; one per process group that
+/// wakes up now and then to see whether the rank waits for long, blocks on nothing and takes no
+/// lock of ours for longer than it takes to read a few numbers; and one beside it that speaks to
+/// the group's store, once ranks wait, which may block there, and for which nobody waits (Note
+/// [Left boards]). None of them takes Python's lock or runs callbacks. One backward at a time.
 class GradReducer {
  public:
   /// All have one process group.

@@ -113,6 +113,7 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   void run_rest_of_backward();
   void step_slices(const std::vector<std::pair<FlatGroup*, const Slice*>>& slices);
   void share_numbers(int leader);
+  void note_step();
 
   comm::Mesh mesh_;
   StepOptions options_;
@@ -122,6 +123,7 @@ class ShardedStep : public std::enable_shared_from_this<ShardedStep> {
   size_t parameter_groups_ = 0;
   /// Whether backward has stepped since the last run().
   bool has_run_in_backward_ = false;
+  int64_t steps_ = 0;
   /// The registry's version when this was last seen to have its parameters.
   mutable int64_t checked_version_ = -1;
   std::shared_ptr<Join> join_;

@@ -5,7 +5,7 @@ import torch
 import torch._C._distributed_c10d
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['Environment', 'Group', 'Mesh', 'ReduceOp', 'Work', 'all_gather', 'all_reduce', 'barrier', 'broadcast', 'broadcast_all', 'make_backend', 'meet', 'node_groups', 'reduce_scatter']
+__all__: list[str] = ['Environment', 'Group', 'Mesh', 'ReduceOp', 'Work', 'all_gather', 'all_reduce', 'barrier', 'broadcast', 'broadcast_all', 'explain_waits', 'explain_waits_after', 'explain_waits_on_signal', 'make_backend', 'meet', 'node_groups', 'note_step', 'reduce_scatter']
 class Environment:
     """
     Who this rank is, by its launcher's variables.
@@ -150,6 +150,18 @@ def broadcast_all(group: Group, tensors: collections.abc.Sequence[torch.Tensor],
     """
     Makes every rank's tensors, of any strides, those of root, in place. Blocks.
     """
+def explain_waits(group: Group) -> str:
+    """
+    What each rank of the group waits for, as a table, and who holds up the others. Blocks for seconds.
+    """
+def explain_waits_after(group: Group, seconds: typing.SupportsFloat) -> None:
+    """
+    Has waits that are longer than this explained in the log.
+    """
+def explain_waits_on_signal(signal: typing.SupportsInt) -> None:
+    """
+    Has waits of all groups explained in the log when this signal comes.
+    """
 def make_backend(store: torch.distributed.distributed_c10d.Store, rank: typing.SupportsInt, size: typing.SupportsInt, timeout_s: typing.SupportsFloat) -> torch._C._distributed_c10d.Backend:
     """
     The c10d backend 'fairshard' of a rank. Blocks until all ranks have come.
@@ -161,6 +173,10 @@ def meet(environment: Environment, timeout_s: typing.SupportsFloat) -> torch.dis
 def node_groups(all: Group, ranks_per_node: typing.SupportsInt) -> tuple[torch.distributed.distributed_c10d.ProcessGroup, torch.distributed.distributed_c10d.ProcessGroup]:
     """
     The groups of the ranks of this rank's node, and of those that have its place on every node. They last while they are used. Collective.
+    """
+def note_step(group: Group, step: typing.SupportsInt) -> None:
+    """
+    Tells which step this rank has finished, for explanations of waits.
     """
 def reduce_scatter(group: Group, output: torch.Tensor, input: torch.Tensor, op: ReduceOp = ReduceOp.SUM, label: str = '', bounds: collections.abc.Sequence[typing.SupportsInt] = []) -> Work:
     """

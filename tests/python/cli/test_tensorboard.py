@@ -31,7 +31,9 @@ def test_curves_are_those_of_the_log(log, tmp_path):
     assert len(events.Scalars("loss/training")) == 10
     validation = [line["loss"] for line in lines.of_kind("validation")]
     assert events.Scalars("loss/validation")[-1].value == pytest.approx(validation[-1], rel=1e-6)
-    assert {"lr", "tokens_per_s", "seconds/compute", "memory/rank 0/weights"} <= set(events.Tags()["scalars"])
+    assert {"lr", "tokens_per_s", "seconds/compute", "memory/rank 0/weights", "waited/rank 0"} <= set(
+        events.Tags()["scalars"]
+    )
     assert "steps: 10" in events.Tensors("options/text_summary")[-1].tensor_proto.string_val[0].decode()
     times = [event.wall_time for event in sorted(events.Scalars("lr"), key=lambda event: event.step)]
     assert times == sorted(times)

@@ -1,0 +1,21 @@
+#pragma once
+// What ranks have written about their waits, as a person reads it.
+
+#include "wait_round.h"
+
+#include <string>
+
+namespace fairshard::comm {
+
+struct WaitReport {
+  /// One line: who holds up the others.
+  std::string verdict;
+  /// A row for each rank, and the verdict.
+  std::string table;
+  /// Whether this rank has asked.
+  bool is_own = false;
+};
+
+WaitReport report_of(const WaitRound& round);
+
+}  // namespace fairshard::comm

@@ -1,0 +1,16 @@
+#pragma once
+// Who holds up the others.
+
+#include "wait_round.h"
+
+#include <string>
+
+namespace fairshard::comm {
+
+/// The backend in which ranks wait, as an index into WaitNote::standings: where the asker has
+/// waited longest.
+size_t waiting_backend(const WaitRound& round);
+
+std::string verdict_of(const WaitRound& round);
+
+}  // namespace fairshard::comm
