@@ -1,4 +1,6 @@
 #include "group_state.h"
+#include "wait_note.h"
+#include "wait_signal.h"
 #include <fairshard/comm/init.h>
 #include <fairshard/comm/launch.h>
 #include <fairshard/comm/reason.h>
@@ -44,7 +46,7 @@ struct Failure {
   int signal = 0;
 };
 
-/// While it lives, SIGTERM and SIGINT, and SIGUSR1 if somebody handles it, are nothing to this
+/// While it lives, SIGTERM, SIGINT and the signal that asks what ranks wait for are nothing to this
 /// process: they can be read from a file descriptor.
 class HeldSignals {
  public:
@@ -59,10 +61,8 @@ class HeldSignals {
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
-    struct sigaction usr1 {};
-    sigaction(SIGUSR1, nullptr, &usr1);
-    if (usr1.sa_handler != SIG_DFL && usr1.sa_handler != SIG_IGN) {
-      sigaddset(&signals, SIGUSR1);
+    if (wait_signal() != 0) {
+      sigaddset(&signals, wait_signal());
     }
     sigprocmask(SIG_BLOCK, &signals, &before_);
     event_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -151,6 +151,10 @@ class Child {
         exit_event_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
 
   bool has_ended() const { return has_ended_; }
+  bool is_stopped() const {
+    const Whereabouts own = Whereabouts::own();
+    return state_of_process({own.host, pid_, own.machine}, own) == ProcessState::kStopped;
+  }
   int exit_event() const { return exit_event_; }
   void kill(int signal) const {
     if (!has_ended_) {
@@ -275,12 +279,24 @@ class Children {
   /// Returns whether there was one.
   bool pass_on_signal() const {
     const auto signal = signals_.take();
-    for (const auto& child : children_) {
-      if (signal && !signal->is_from_terminal) {
+    if (signal && signal->number == wait_signal()) {
+      ask_one(signal->number);
+    } else if (signal && !signal->is_from_terminal) {
+      for (const auto& child : children_) {
         child.kill(signal->number);
       }
     }
     return signal.has_value();
+  }
+
+  /// One table says what all ranks wait for. A rank that is stopped would write none.
+  void ask_one(int signal) const {
+    const auto found = std::find_if(children_.begin(), children_.end(), [](const Child& child) {
+      return !child.has_ended() && !child.is_stopped();
+    });
+    if (found != children_.end()) {
+      found->kill(signal);
+    }
   }
 
   HeldSignals signals_;

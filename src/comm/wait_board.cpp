@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kGrace(1);
 }  // namespace
 
 WaitBoard::WaitBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : shared_(std::make_shared<BoardState>(std::move(store), rank, size)) {}
+    : shared_(std::make_shared<WaitRequests>(std::move(store), rank, size)) {}
 
 WaitBoard::~WaitBoard() {
   if (!thread_.joinable()) {
@@ -31,7 +31,7 @@ WaitBoard::~WaitBoard() {
     std::unique_lock lock(shared_->mutex);
     shared_->is_left = true;
     shared_->wake.notify_all();
-    is_in_store = !shared_->wake.wait_for(lock, kGrace, [&] { return !shared_->is_in_store; });
+    is_in_store = !shared_->wake.wait_for(lock, kGrace, [&] { return !shared_->in_store_since; });
   }
   if (is_in_store) {
     thread_.detach();
@@ -49,36 +49,62 @@ void WaitBoard::start() {
   }
 }
 
-void WaitBoard::set_note(MakeNote make_note) {
+void WaitBoard::set_note(WaitRequests::MakeNote make_note) {
   const std::lock_guard lock(shared_->mutex);
   shared_->make_note = std::move(make_note);
 }
 
-void WaitBoard::look_every(Duration period) {
+void WaitBoard::set_pace(Pace pace) {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->pace = pace;
+}
+
+void WaitBoard::look(bool is_looking) {
   {
     const std::lock_guard lock(shared_->mutex);
-    if (std::exchange(shared_->period, period) == period) {
+    if (std::exchange(shared_->is_looking, is_looking) == is_looking) {
       return;
     }
     shared_->wake.notify_all();
   }
-  if (period != Duration::zero()) {
+  if (is_looking) {
     start();
   }
 }
 
-void WaitBoard::ask(Duration patience) {
+void WaitBoard::ask(uint64_t request, bool is_for_log) {
   {
     const std::lock_guard lock(shared_->mutex);
-    shared_->wanted = patience;
+    shared_->asked = request;
+    shared_->asked_for_log = is_for_log ? request : shared_->asked_for_log;
     shared_->wake.notify_all();
   }
   start();
 }
 
-std::optional<WaitReport> WaitBoard::take() {
+void WaitBoard::explain_wait() {
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->waits_long = true;
+    shared_->wake.notify_all();
+  }
+  start();
+}
+
+uint64_t WaitBoard::note_move() {
   const std::lock_guard lock(shared_->mutex);
-  return std::exchange(shared_->report, std::nullopt);
+  shared_->waits_long = false;
+  return ++shared_->moves;
+}
+
+std::optional<WaitBoard::Outcome> WaitBoard::take() {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->outcomes.empty()) {
+    return std::nullopt;
+  }
+  Outcome outcome = std::move(shared_->outcomes.front());
+  shared_->outcomes.pop_front();
+  return outcome;
 }
 
 std::string WaitBoard::failure() const {
@@ -86,9 +112,10 @@ std::string WaitBoard::failure() const {
   return shared_->failure;
 }
 
-bool WaitBoard::is_in_store() const {
+WaitBoard::Duration WaitBoard::time_in_store() const {
   const std::lock_guard lock(shared_->mutex);
-  return shared_->is_in_store;
+  return shared_->in_store_since ? std::chrono::steady_clock::now() - *shared_->in_store_since
+                                 : Duration::zero();
 }
 
 bool can_be_asked(c10d::Store& store) {

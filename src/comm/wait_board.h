@@ -1,13 +1,12 @@
 #pragma once
 // Where ranks ask each other, over their process group's store, what they wait for.
 
-#include "wait_table.h"
+#include "wait_requests.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <chrono>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,45 +14,76 @@
 
 namespace fairshard::comm {
 
-struct BoardState;
-
-/// Questions are numbered. Whoever wants an answer claims the next one, if nobody has; every rank
-/// that sees it writes its WaitNote; the one that asked collects them, and writes the report for
-/// all.
+/// Note [Rounds of waits]: the store has four kinds of keys, and their number never grows:
 ///
-/// All of that is done by a thread of its own, which is started when it is first needed: a store
-/// may block for as long as it likes, since the process that serves it may be stopped. Nobody waits
-/// for that thread but the destructor, for a second: then it is left to itself, and touches nothing
-/// but its own memory from then on.
+///   round        how many rounds were begun. Whoever wants to know something adds one, and the
+///                number that comes back is the number of its own round.
+///   note/<rank>  the newest round that this rank has seen, and a WaitNote that it made after that
+///   log          the number of the newest table that somebody has begun to make for a log
+///   told         the number of the newest one that is made, and that table
+///
+/// A rank answers all rounds up to the newest at once. So there is nothing to claim, and nobody
+/// depends on who else asks: any number of ranks may ask at the same time, each reads the notes by
+/// itself until all are of its own round or of a later one, and goes on answering meanwhile. If an
+/// asker is stopped or dies, no other one notices.
+///
+/// In a process, requests are numbered. A round covers those that came before it began; one that
+/// comes while a round is under way has the next round begin after that. So each request is
+/// followed by a round that began after it, whatever else happens: none can be lost, and those
+/// that come together share a round.
+///
+/// A rank that has ended, or is stopped, is waited for only if nobody can see that (on another
+/// machine), and then for the patience of a Pace. An asker that has gone on says so and ends its
+/// round. Notes of older rounds tell where a rank runs, and nothing else.
+///
+/// A long wait is noticed by many ranks at the same time. One of them shall log the table, and all
+/// shall know it, for their errors. So a rank that notices one first looks whether the newest `log`
+/// is still to be `told`; then it waits for that. Else it claims the next number, in one atomic
+/// step, in which one rank succeeds. If that rank dies before it tells, the others claim the next
+/// number when their patience is over. What is told of is known to a rank only if it has answered
+/// the round in the same wait: the table of an older wait explains nothing.
+///
+/// Nothing of it is done in a signal handler, which only counts (wait_signal.h).
 class WaitBoard {
  public:
-  using Duration = std::chrono::steady_clock::duration;
-  using MakeNote = std::function<WaitNote()>;
+  using Duration = WaitRequests::Duration;
+  using Pace = WaitRequests::Pace;
+  using Outcome = WaitRequests::Outcome;
 
   /// `store` is this group's alone.
   WaitBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  /// Does all of that by a thread of its own, which is started when it is first needed: a store may
+  /// block for as long as it likes, since the process that serves it may be stopped. Nobody waits
+  /// for that thread but the destructor, for a second: then it is left to itself, and touches
+  /// nothing but its own memory from then on.
   ~WaitBoard();
   WaitBoard(const WaitBoard&) = delete;
   WaitBoard& operator=(const WaitBoard&) = delete;
 
   /// What this rank answers. Called by the thread, and blocks on no peer. To be set first.
-  void set_note(MakeNote make_note);
+  void set_note(WaitRequests::MakeNote make_note);
+  void set_pace(Pace pace);
   /// Has the thread write where this rank runs, if it has not yet.
   void start();
-  /// Has the thread look for questions of others, this often; 0: not at all.
-  void look_every(Duration period);
-  /// Has it ask, if nobody else has, and give up on ranks that have not answered after `patience`.
-  void ask(Duration patience);
+  /// Whether to look for rounds of others.
+  void look(bool is_looking);
+  /// Has a round begin after this call. Requests are numbered from 1 on.
+  void ask(uint64_t request, bool is_for_log);
+  /// Has a long wait explained in some rank's log.
+  void explain_wait();
+  /// This rank has gone on: what was to be said of a wait is of no interest now. Returns how often
+  /// that has happened.
+  uint64_t note_move();
 
-  /// The report on the last question, if it is new.
-  std::optional<WaitReport> take();
+  /// The oldest outcome that was not taken yet.
+  std::optional<Outcome> take();
   /// Why the thread has given up, if so.
   std::string failure() const;
-  /// Whether it is in a call of the store just now.
-  bool is_in_store() const;
+  /// For how long it has been in a call of the store.
+  Duration time_in_store() const;
 
  private:
-  std::shared_ptr<BoardState> shared_;
+  std::shared_ptr<WaitRequests> shared_;
   std::thread thread_;
 };
 

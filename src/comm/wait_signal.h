@@ -9,5 +9,7 @@ namespace fairshard::comm {
 void count_wait_signal(int signal);
 /// How often it has come to this process.
 int64_t wait_signals();
+/// Its number; 0 if none was chosen.
+int wait_signal();
 
 }  // namespace fairshard::comm

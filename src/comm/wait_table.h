@@ -12,8 +12,6 @@ struct WaitReport {
   std::string verdict;
   /// A row for each rank, and the verdict.
   std::string table;
-  /// Whether this rank has asked.
-  bool is_own = false;
 };
 
 WaitReport report_of(const WaitRound& round);

@@ -1,7 +1,6 @@
 #include "wait_watch.h"
 
 #include "wait_signal.h"
-#include <fairshard/comm/reason.h>
 
 #include <c10/util/Exception.h>
 
@@ -17,6 +16,9 @@ using std::chrono::seconds;
 
 /// Waits are explained after a quarter of the timeout, and not later than this.
 constexpr seconds kLatestLimit(120);
+
+/// A store that takes longer has no process behind it that runs.
+constexpr seconds kStoreSilence(4);
 
 double to_seconds(WaitWatch::Duration time) { return std::chrono::duration<double>(time).count(); }
 
@@ -47,14 +49,19 @@ WaitWatch::~WaitWatch() {
   thread_.join();
 }
 
-WaitWatch::Pace WaitWatch::pace() const {
-  Pace pace{};
-  pace.tick = std::clamp<Duration>(limit_ / 8, milliseconds(10), seconds(1));
-  pace.still = std::min<Duration>(limit_ / 2, seconds(10));
+WaitWatch::Duration WaitWatch::tick_time() const {
+  return std::clamp<Duration>(limit_ / 8, milliseconds(10), seconds(1));
+}
+
+/// After which rounds of others are looked for.
+WaitWatch::Duration WaitWatch::still_time() const {
+  return std::min<Duration>(limit_ / 2, seconds(2));
+}
+
+WaitBoard::Pace WaitWatch::pace() const {
   // However many ranks there are, a store has little to do.
-  pace.period = std::max<Duration>(pace.tick, size_ * milliseconds(10));
-  pace.patience = std::max<Duration>(pace.still + 3 * pace.period, seconds(5));
-  return pace;
+  const Duration period = std::max<Duration>(tick_time(), size_ * milliseconds(10));
+  return {period, std::max<Duration>(still_time() + 3 * period, seconds(4))};
 }
 
 void WaitWatch::set_limit(Duration limit) {
@@ -67,19 +74,22 @@ std::string WaitWatch::explain() {
   TORCH_CHECK(owner_.is_own_process(),
               "explain_waits: this process was forked from the one that made the process group");
   std::unique_lock lock(mutex_);
-  const uint64_t before = reports_;
-  is_wanted_ = true;
+  request(/*is_for_log=*/false);
   wake_.notify_all();
-  explained_.wait(lock, [&] { return stop_ || reports_ != before; });
-  return last_report_;
+  explained_.wait(lock, [this, number = asked_] { return stop_ || done_ >= number; });
+  return last_table_;
 }
 
 void WaitWatch::run() {
   pthread_setname_np(pthread_self(), "fairshard-watch");
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    const Duration pause = asked_ ? std::min<Duration>(pace().tick, milliseconds(50)) : pace().tick;
-    wake_.wait_for(lock, pause, [&] { return stop_ || (is_wanted_ && !asked_); });
+    // An outcome is taken soon after it is there.
+    const bool is_waiting = is_waiting_for_outcome();
+    const Duration time = tick_time();
+    wake_.wait_for(lock, is_waiting ? std::min<Duration>(time, milliseconds(20)) : time, [&] {
+      return stop_ || tick_time() != time || is_waiting_for_outcome() != is_waiting;
+    });
     if (!stop_) {
       tick();
     }
@@ -90,29 +100,23 @@ void WaitWatch::run() {
 void WaitWatch::tick() {
   const std::vector<Standing> standings = look_();
   notice_moves(standings);
-  const bool waits_long = notice_wait(standings);
-  const int64_t signals = wait_signals();
-  const bool was_signalled = std::exchange(signals_, signals) != signals;
-  const bool is_used = std::any_of(standings.begin(), standings.end(),
-                                   [](const Standing& one) { return one.started > 0; });
   receive();
-  // One that was quicker may have explained this very wait.
-  const bool is_explained = reported_ && Clock::now() - *reported_ < limit_ / 2;
-  if ((waits_long && !is_explained) || (was_signalled && is_used)) {
-    logs_ = true;
-    is_wanted_ = true;
+  notice_wait(standings);
+  const int64_t signals = wait_signals();
+  if (std::exchange(signals_, signals) != signals) {
+    request(/*is_for_log=*/true);
   }
-  if (std::exchange(is_wanted_, false) && !asked_) {
-    ask();
+  if (!board_) {
+    return;
   }
+  board_->set_pace(pace());
   // Not at once: groups that are soon gone leave nothing in the store.
-  if (board_ && Clock::now() - made_ > std::min<Duration>(pace().still, seconds(5))) {
+  const bool is_young = Clock::now() - made_ < std::min<Duration>(limit_ / 2, seconds(5));
+  if (!is_young) {
     board_->start();
   }
-  if (board_) {
-    const bool looks = asked_ || Clock::now() - last_move_ > pace().still;
-    board_->look_every(looks ? pace().period : Duration::zero());
-  }
+  const bool is_still = Clock::now() - last_move_ > still_time();
+  board_->look(is_waiting_for_outcome() || (is_still && !is_young));
 }
 
 void WaitWatch::notice_moves(const std::vector<Standing>& standings) {
@@ -122,12 +126,14 @@ void WaitWatch::notice_moves(const std::vector<Standing>& standings) {
   }
   if (std::exchange(moves_, moves) != moves) {
     last_move_ = Clock::now();
+    is_explaining_wait_ = is_explained_ = false;
     verdict_->set("");
+    seen_moves_ = board_ ? board_->note_move() : 0;
   }
 }
 
-/// Whether there is a wait to be told of.
-bool WaitWatch::notice_wait(const std::vector<Standing>& standings) {
+/// Has a wait explained that lasts for long, unless one that was quicker has.
+void WaitWatch::notice_wait(const std::vector<Standing>& standings) {
   for (size_t i = 0; i < standings.size(); ++i) {
     const auto& call = standings[i].current;
     const std::pair key(i, call ? call->sequence : 0);
@@ -140,48 +146,61 @@ bool WaitWatch::notice_wait(const std::vector<Standing>& standings) {
                seconds_text(to_seconds(Clock::now() - call->since)), " in ", call->text,
                step < 0 ? "" : c10::str(", after step ", step), ", and goes on for at most ",
                seconds_text(to_seconds(timeout_)), " in all");
-    return true;
+    is_explaining_wait_ = !is_explained_;
+    if (board_ && is_explaining_wait_) {
+      board_->explain_wait();
+    }
+    return;
   }
-  return false;
 }
 
-void WaitWatch::ask() {
-  asked_ = Clock::now();
+/// Has all ranks asked, after this call.
+void WaitWatch::request(bool is_for_log) {
+  asked_ += 1;
+  asked_for_log_ = is_for_log ? asked_ : asked_for_log_;
   if (board_) {
-    board_->ask(pace().patience);
+    board_->ask(asked_, is_for_log);
   }
 }
 
 void WaitWatch::receive() {
-  if (board_) {
-    if (const auto report = board_->take()) {
-      finish(*report);
-      return;
+  while (const auto outcome = board_ ? board_->take() : std::nullopt) {
+    finish(*outcome);
+  }
+  if (is_waiting_for_outcome()) {
+    if (const std::string reason = trouble(); !reason.empty()) {
+      finish(
+          {own_report(reason), asked_, is_explaining_wait_ || asked_for_log_ > done_, seen_moves_});
     }
-  }
-  if (!asked_) {
-    return;
-  }
-  const std::string trouble = board_ ? board_->failure() : trouble_;
-  if (!trouble.empty()) {
-    finish(own_report(trouble));
-  } else if (Clock::now() - *asked_ > pace().patience + seconds(2)) {
-    finish(own_report(board_->is_in_store()
-                          ? "the store of the group does not answer: the process that serves it "
-                            "(rank 0, or a launcher) may be stopped, or cannot be reached"
-                          : "another rank has asked, and has not told what it has found"));
   }
 }
 
-void WaitWatch::finish(const WaitReport& report) {
-  verdict_->set(report.verdict);
-  if (report.is_own && std::exchange(logs_, false)) {
-    TORCH_WARN(report.table);
+/// Why other ranks cannot be asked, if so.
+std::string WaitWatch::trouble() const {
+  if (!board_) {
+    return trouble_;
   }
-  asked_.reset();
-  reported_ = Clock::now();
-  last_report_ = report.table;
-  reports_ += 1;
+  if (board_->time_in_store() > kStoreSilence) {
+    return "the store of the group does not answer: the process that serves it (rank 0, or a "
+           "launcher) may be stopped, or cannot be reached";
+  }
+  return board_->failure();
+}
+
+void WaitWatch::finish(const WaitBoard::Outcome& outcome) {
+  // Of one that the store has held up since, all was said.
+  const bool is_new = outcome.covers > done_ || is_explaining_wait_;
+  const bool is_in_a_log = outcome.is_for_log || outcome.covers == 0;
+  if (outcome.moves == seen_moves_) {
+    verdict_->set(outcome.report.verdict);
+    is_explained_ |= is_in_a_log;
+  }
+  is_explaining_wait_ &= !is_in_a_log;
+  if (outcome.is_for_log && is_new) {
+    TORCH_WARN(outcome.report.table);
+  }
+  last_table_ = outcome.report.table;
+  done_ = std::max(done_, outcome.covers);
   explained_.notify_all();
 }
 
@@ -203,9 +222,7 @@ WaitReport WaitWatch::own_report(const std::string& trouble) const {
   round.trouble = trouble;
   round.ranks[rank_].answer = make_note();
   round.ranks[rank_].where = round.ranks[rank_].answer->where;
-  WaitReport report = report_of(round);
-  report.is_own = true;
-  return report;
+  return report_of(round);
 }
 
 }  // namespace fairshard::comm

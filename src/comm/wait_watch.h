@@ -24,7 +24,8 @@ namespace fairshard::comm {
 /// One for each process group of which a process is a member. A thread wakes up now and then, and
 /// looks how far the rank has come: that is all while collectives come and go. When a wait has
 /// lasted for long it tells so in the log, and asks the other ranks; for questions of others it
-/// looks only while the rank neither starts nor ends a collective.
+/// looks only while the rank neither starts nor ends a collective. How ranks ask: Note [Rounds of
+/// waits].
 ///
 /// The thread blocks on nothing, so that the destructor can wait for it; for what may block see
 /// WaitBoard.
@@ -53,24 +54,20 @@ class WaitWatch {
   std::shared_ptr<const Verdict> verdict() const { return verdict_; }
 
  private:
-  /// How often to look, and for how long to wait for answers.
-  struct Pace {
-    Duration tick;
-    Duration still;  ///< after which questions of others are looked for
-    Duration period;
-    Duration patience;
-  };
-
   void run();
   void tick();
-  Pace pace() const;
+  Duration tick_time() const;
+  Duration still_time() const;
+  WaitBoard::Pace pace() const;
   void notice_moves(const std::vector<Standing>& standings);
-  bool notice_wait(const std::vector<Standing>& standings);
-  void ask();
+  void notice_wait(const std::vector<Standing>& standings);
+  void request(bool is_for_log);
+  bool is_waiting_for_outcome() const { return asked_ > done_ || is_explaining_wait_; }
   void receive();
+  std::string trouble() const;
   WaitNote make_note() const;
   WaitReport own_report(const std::string& trouble) const;
-  void finish(const WaitReport& report);
+  void finish(const WaitBoard::Outcome& outcome);
 
   const int rank_;
   const int size_;
@@ -89,20 +86,21 @@ class WaitWatch {
   bool stop_ = false;
   Duration limit_;
   const Clock::time_point made_ = Clock::now();
+  /// Of the backends, and how often they were seen to have changed.
   uint64_t moves_ = 0;
+  uint64_t seen_moves_ = 0;
   Clock::time_point last_move_ = Clock::now();
   /// The wait that was told of: its backend and its number.
   std::optional<std::pair<size_t, uint64_t>> noticed_;
+  /// Whether it is about to be explained, and whether that is known.
+  bool is_explaining_wait_ = false;
+  bool is_explained_ = false;
   int64_t signals_;
-  /// Since when the ranks are being asked, and whether the report belongs into the log.
-  std::optional<Clock::time_point> asked_;
-  bool logs_ = false;
-  /// When the last report came.
-  std::optional<Clock::time_point> reported_;
-  /// explain() counts callers and reports.
-  bool is_wanted_ = false;
-  uint64_t reports_ = 0;
-  std::string last_report_;
+  /// Requests so far, the newest one whose table belongs into the log, and the newest answered one.
+  uint64_t asked_ = 0;
+  uint64_t asked_for_log_ = 0;
+  uint64_t done_ = 0;
+  std::string last_table_;
   std::thread thread_;
 };
 

@@ -1,83 +1,76 @@
 #pragma once
 // The thread's side of a WaitBoard.
 
-#include "wait_table.h"
+#include "wait_requests.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
 namespace fairshard::comm {
 
-/// What the thread and the board have in common. Under the mutex, but for what is constant.
-struct BoardState {
-  using Duration = std::chrono::steady_clock::duration;
-
-  BoardState(c10::intrusive_ptr<c10d::Store> store, int own_rank, int ranks)
-      : given(std::move(store)), rank(own_rank), size(ranks) {}
-
-  const c10::intrusive_ptr<c10d::Store> given;
-  const int rank;
-  const int size;
-
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::function<WaitNote()> make_note;
-  bool is_left = false;
-  /// Whether the thread is in a call of the store.
-  bool is_in_store = false;
-  Duration period{};
-  std::optional<Duration> wanted;  ///< the patience of a question to be asked
-  std::optional<WaitReport> report;
-  std::string failure;
-};
-
 /// Note [Left boards]: the thread may be in a call of a store, for ever, when the board is
 /// destroyed. So it has a connection of its own, keeps what it needs alive by itself, and looks
 /// before and after each call whether it was left; then it ends.
 class WaitWorker {
  public:
-  explicit WaitWorker(std::shared_ptr<BoardState> shared) : shared_(std::move(shared)) {}
+  explicit WaitWorker(std::shared_ptr<WaitRequests> shared) : shared_(std::move(shared)) {}
 
   /// Returns when the board was left, or the store has failed.
   void run();
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Duration = BoardState::Duration;
+  using Duration = WaitRequests::Duration;
+
+  /// A table that another rank is about to log.
+  struct AwaitedTable {
+    uint64_t log = 0;    ///< its number
+    uint64_t moves = 0;  ///< of this rank, when it heard of it
+    Clock::time_point since;
+  };
+
+  /// What a round is begun for.
+  struct Purpose {
+    uint64_t covers = 0;
+    bool is_for_log = false;
+    uint64_t log = 0;  ///< the table's number
+  };
 
   template <typename Function>
   auto in_store(const Function& function);
   void require_board() const;
-  std::optional<Duration> wait();
+  void wait();
   void pause(Duration time);
   WaitNote make_note();
+  WaitRequests::Pace pace() const;
   std::optional<std::string> read(const std::string& key);
-  std::optional<WaitNote> read_note(const std::string& key);
   void write(const std::string& key, const std::string& text);
 
-  void answer_questions();
-  void ask(Duration patience);
-  WaitRound collect(const WaitNote& before, Duration patience);
-  bool ask_all(WaitRound& round, const Whereabouts& own);
-  void receive_report();
-  void publish(WaitReport report);
+  uint64_t read_number(const std::string& key);
+  void answer();
+  void write_note(uint64_t round);
+  void await_told(uint64_t log);
+  bool is_being_told();
+  void receive_told();
+  void ask();
+  void explain_wait();
+  uint64_t claim_log(const std::string& newest);
+  void begin_round(const Purpose& purpose);
+  WaitRound collect(uint64_t round);
+  bool read_notes(WaitRound& found, uint64_t round, const Whereabouts& own);
 
-  const std::shared_ptr<BoardState> shared_;
+  const std::shared_ptr<WaitRequests> shared_;
   c10::intrusive_ptr<c10d::Store> store_;
-  int64_t next_ = 1;
-  /// Another rank's question that this one has answered.
-  std::optional<int64_t> awaited_report_;
-  Clock::time_point awaited_since_;
+  /// The newest round that this rank has answered.
+  uint64_t answered_ = 0;
+  std::optional<AwaitedTable> awaited_;
 };
 
 }  // namespace fairshard::comm

@@ -59,8 +59,8 @@ using RankFunction = std::function<void(Group)>;
 
 /// Runs `fn` in `ranks` child processes, each with the group of all of them, which meet in a
 /// private file and speak over loopback only. Returns when all have ended well; throws LaunchError
-/// when one has not, after ending the others. Ranks get its SIGTERMs and SIGINTs, its SIGUSR1s if
-/// it has a handler for them (explain_waits_on_signal(), say), and die with it. Blocks.
+/// when one has not, after ending the others. Ranks get its SIGTERMs and SIGINTs, one rank that can
+/// answer gets the signal of explain_waits_on_signal(), and all die with it. Blocks.
 ///
 /// Call it before the process has started threads of its own (before the first large tensor
 /// operation, and before CUDA is used): a forked child has none of them, and this is checked.

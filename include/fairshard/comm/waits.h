@@ -16,8 +16,9 @@ double waited_s(const Group& group);
 /// What each rank of the group waits for, as a table for people, and who holds up the others. Asks
 /// all ranks, whatever they do; their programs take no part in it. A wait that lasts for long is
 /// explained so in the log by itself: see explain_waits_after(). Local, and may be called while
-/// other threads wait. Blocks until the ranks have answered: mostly for seconds, at most for 15, or
-/// 30 milliseconds per rank more.
+/// other threads wait. Blocks until the ranks have answered: mostly for a second or two, for five
+/// if one does not (or 30 milliseconds per rank, if that is more), and as long again if a table is
+/// just being made.
 std::string explain_waits(const Group& group);
 
 /// Waits in this group that are longer than this are explained in the log, once each; not given, it
@@ -25,8 +26,9 @@ std::string explain_waits(const Group& group);
 /// asks the others. Local.
 void explain_waits_after(const Group& group, double seconds);
 
-/// From now on, all groups of this process that have been used explain their waits in the log when
-/// this signal (SIGUSR1, say) comes, also while all threads hang. Local.
+/// From now on, when this signal (SIGUSR1, say) comes to this process, it logs a table of each
+/// group that it is a member of and that somebody has used, also while all threads hang. Each table
+/// is gathered after the signal; signals that come together share one. Local.
 void explain_waits_on_signal(int signal);
 
 /// Tells which step this rank has finished, for those explanations. An OSS counts its own; a
