@@ -171,6 +171,40 @@
     byId("split-table").replaceChildren(runHeadings(""), body);
   };
 
+  // In large runs only ranks that the others may have waited for.
+  const mostWaitRows = 16;
+  const waitTable = (parts) => {
+    const ranks = parts[0].seconds.map((each, rank) => rank);
+    const total = (rank) => sum(parts.map((part) => part.seconds[rank] ?? 0));
+    const shown = [...ranks].sort((a, b) => total(a) - total(b)).slice(0, mostWaitRows).sort((a, b) => a - b);
+    const stepsOf = (part) => `${whole(part.first_step)}\u2013${whole(part.last_step)}`;
+    const head = element("thead", {}, element("tr", {},
+      ...["rank", ...parts.map(stepsOf)].map((name) => element("th", { scope: "col", textContent: name }))));
+    const cell = (part, rank) => {
+      const least = Math.min(...part.seconds.filter(isNumber));
+      return element("td", {
+        textContent: show(part.seconds[rank], (value) => `${milliseconds(value)} ms`),
+        className: ranks.length > 1 && part.seconds[rank] === least ? "least" : "",
+      });
+    };
+    const body = element("tbody", {}, ...shown.map((rank) => element("tr", {},
+      element("th", { scope: "row", textContent: String(rank) }), ...parts.map((part) => cell(part, rank)))));
+    const hidden = ranks.length - shown.length;
+    return element("figure", {}, element("div", { className: "wide" }, element("table", {}, head, body)),
+      hidden > 0 ? element("p", { className: "note", textContent: `${whole(hidden)} more ranks have waited longer.` }) : null);
+  };
+  const fillWaits = () => {
+    const some = runs.map((run, i) => i).filter((i) => runs[i].waits.length > 0);
+    byId("wait-tables").replaceChildren(...some.map((i) => {
+      const table = waitTable(runs[i].waits);
+      table.prepend(element("figcaption", {}, element("b", {}, runName(i))));
+      return table;
+    }));
+    byId("waits-note").textContent = some.length === 0 ? "The logs do not say what ranks have waited." :
+      "What each rank has waited for others in a mean step, from the beginning of the run to its end. " +
+      "The rank that waits least, which is marked, is the one that the others wait for: if it is always the same one, look at its machine.";
+  };
+
   const fillEvents = () => {
     const all = runs.flatMap((run, i) => run.events.map((event) => ({ ...event, run: i })));
     if (all.length === 0) {
@@ -413,6 +447,7 @@
     Chart.defaults.font.size = isPrinting ? 10 : 12;
     fillComparison();
     fillEvents();
+    fillWaits();
     drawLoss();
     drawSpeed();
     drawMemory();

@@ -20,6 +20,8 @@ constexpr size_t kCurvePoints = 2000;
 constexpr size_t kTrendPoints = 400;
 /// Of the steps at the end over which the training loss is averaged.
 constexpr size_t kLastSteps = 20;
+/// Into so many parts of a run the table of waits is divided.
+constexpr size_t kWaitParts = 6;
 
 /// Six digits are more than a screen shows, and a third of the bytes of all of them.
 Json number(double value) {
@@ -146,6 +148,34 @@ Json memory(const RunLog& log) {
   return result;
 }
 
+/// Of the steps of these records: what each rank has waited in a mean step.
+Json mean_waits(const WaitsRecord* begin, const WaitsRecord* end) {
+  std::vector<double> sums(begin->waited_s.size());
+  for (const WaitsRecord* record = begin; record != end; ++record) {
+    for (size_t rank = 0; rank < sums.size(); ++rank) {
+      sums[rank] += record->waited_s[rank];
+    }
+  }
+  const int64_t last = (end - 1)->last_step;
+  Json seconds = Json::array();
+  for (const double sum : sums) {
+    seconds.push_back(number(sum / static_cast<double>(last - begin->first_step + 1)));
+  }
+  return {{"first_step", begin->first_step}, {"last_step", last}, {"seconds", seconds}};
+}
+
+/// Of equal parts of the run, in their order.
+Json waits(const RunLog& log) {
+  Json result = Json::array();
+  const size_t parts = std::min(log.waits.size(), kWaitParts);
+  const WaitsRecord* const records = log.waits.data();
+  for (size_t part = 0; part < parts; ++part) {
+    result.push_back(mean_waits(records + log.waits.size() * part / parts,
+                                records + log.waits.size() * (part + 1) / parts));
+  }
+  return result;
+}
+
 Json run_data(const RunLog& log) {
   return {{"name", log.name},
           {"file", log.file},
@@ -163,6 +193,7 @@ Json run_data(const RunLog& log) {
           {"sent_bytes", curve(log, &StepRecord::sent_bytes)},
           {"split_s", mean_split(log)},
           {"memory", memory(log)},
+          {"waits", waits(log)},
           {"events", events(log)},
           {"end", log.end},
           {"warnings", log.warnings}};

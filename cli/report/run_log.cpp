@@ -40,6 +40,17 @@ std::map<std::string, double> numbers_in(const Json& object, const char* name) {
   return result;
 }
 
+std::vector<double> list_in(const Json& object, const char* name) {
+  std::vector<double> result;
+  const auto found = object.find(name);
+  if (found != object.end() && found->is_array()) {
+    for (const auto& value : *found) {
+      result.push_back(value.is_number() ? value.get<double>() : kMissing);
+    }
+  }
+  return result;
+}
+
 std::string readable(const Json& value) {
   if (value.is_string()) {
     return value.get<std::string>();
@@ -67,6 +78,7 @@ class LogReader {
   void take_run(const Json& run);
   void take_step(const Json& record);
   void take_memory(const Json& record);
+  void take_waits(const Json& record);
   int64_t whole_number_in(const Json& record, const char* name) const;
   int64_t step_of(const Json& record) const { return whole_number_in(record, "step"); }
   double time_of(const Json& record);
@@ -77,6 +89,9 @@ class LogReader {
   int64_t line_ = 0;
   bool has_run_ = false;
   bool is_memory_of_this_stretch_ = false;
+  /// The step of the last line of waits, or of the one before the stretch.
+  int64_t waits_until_ = 0;
+  bool are_waits_of_this_stretch_ = false;
   /// Where the present stretch begins, and how far it has come.
   double begin_s_ = 0;
   double latest_s_ = 0;
@@ -132,12 +147,14 @@ void LogReader::take(const Json& record, const std::string& kind) {
     take_run(record);
     return;
   }
-  TORCH_CHECK_VALUE(has_run_ || (kind != "step" && kind != "memory"), place(),
+  TORCH_CHECK_VALUE(has_run_ || (kind != "step" && kind != "memory" && kind != "waits"), place(),
                     ": a line of kind \"", kind, "\" stands before the first of kind \"run\"");
   if (kind == "step") {
     take_step(record);
   } else if (kind == "memory") {
     take_memory(record);
+  } else if (kind == "waits") {
+    take_waits(record);
   } else if (kind == "validation") {
     log_.validations.push_back({step_of(record), time_of(record), number_in(record, "loss")});
   } else if (kind == "event") {
@@ -162,7 +179,8 @@ void LogReader::take_run(const Json& run) {
   }
   begin_s_ = latest_s_;
   has_run_ = true;
-  is_memory_of_this_stretch_ = false;
+  is_memory_of_this_stretch_ = are_waits_of_this_stretch_ = false;
+  waits_until_ = std::isfinite(first) ? static_cast<int64_t>(first) - 1 : 0;
   log_.end.clear();
   log_.name = text_in(run, "name");
   log_.ranks = number_in(run, "ranks");
@@ -218,6 +236,23 @@ void LogReader::take_memory(const Json& record) {
     memory.bytes[kind] = std::max(memory.bytes[kind], bytes);
   }
   memory.peak_bytes = std::fmax(memory.peak_bytes, number_in(record, "peak_bytes"));
+}
+
+void LogReader::take_waits(const Json& record) {
+  if (!are_waits_of_this_stretch_) {
+    log_.waits.clear();  // there may be other ranks now
+    are_waits_of_this_stretch_ = true;
+  }
+  WaitsRecord waits;
+  waits.last_step = step_of(record);
+  waits.first_step = waits_until_ + 1;
+  waits.waited_s = list_in(record, "waited_s");
+  const bool is_other_ranks =
+      !log_.waits.empty() && log_.waits.back().waited_s.size() != waits.waited_s.size();
+  TORCH_CHECK_VALUE(waits.last_step > waits_until_ && !is_other_ranks, place(),
+                    ": a line of kind \"waits\" that does not follow the one before it");
+  waits_until_ = waits.last_step;
+  log_.waits.push_back(std::move(waits));
 }
 
 }  // namespace

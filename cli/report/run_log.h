@@ -41,6 +41,13 @@ struct RankMemory {
   double peak_bytes = kMissing;
 };
 
+/// What each rank has waited for others, in some steps.
+struct WaitsRecord {
+  int64_t first_step = 0;
+  int64_t last_step = 0;
+  std::vector<double> waited_s;  ///< by rank
+};
+
 /// One run. A file may hold several stretches of it, each begun by a line of kind "run": what a
 /// later stretch did again, or broke off and did not do again, is left out of steps and
 /// validations. Times count from the first stretch on, with the time that was lost.
@@ -59,6 +66,7 @@ struct RunLog {
   std::vector<ValidationRecord> validations;
   std::vector<EventRecord> events;
   std::map<int64_t, RankMemory> memory;  ///< by rank, of the last stretch that says it
+  std::vector<WaitsRecord> waits;        ///< in their order, of the last stretch that says it
   std::string end;                       ///< the reason; empty if there is none
   /// What is odd about the file, in sentences that name it.
   std::vector<std::string> warnings;

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from support.browser import browser, opened_page
-from support.run_logs import memory_line, run_line, run_lines, step_line, write_log
+from support.run_logs import memory_line, run_line, run_lines, step_line, waits_line, write_log
 
 PROGRAM = Path(__file__).parents[3] / "build/bin/fairshard"
-SECTIONS = ["Runs", "Loss", "Speed", "Memory", "Bytes on the wire", "Events"]
+SECTIONS = ["Runs", "Loss", "Speed", "Waits", "Memory", "Bytes on the wire", "Events"]
 # How many different colours a plot has: a plot without its curves has fewer than eight. It is read from a copy,
 # because the browser grumbles about canvases that are read.
 INK = """canvas => {
@@ -101,6 +101,28 @@ def test_the_table_compares_what_differs(chromium, three_runs):
         assert rows["tokens/s"][1] in [cell.inner_text() for cell in best]
 
 
+def test_stragglers_are_marked(chromium, tmp_path):
+    """In the second half rank 1 is slow, so that the others wait for it."""
+    lines = [run_line("uneven", ranks=3, steps=120)]
+    for step in range(10, 121, 10):
+        lines.append(waits_line(step, *((0.05, 0.2, 0.3) if step <= 60 else (0.4, 0.1, 0.5))))
+    many = [run_line("many", ranks=40), waits_line(10, *(1 + rank / 100 for rank in range(40)))]
+    with opened_page(chromium, make_page(tmp_path, lines, run_lines("silent"), many)) as (page, troubles):
+        uneven, large = page.query_selector_all("#wait-tables figure")
+        assert "uneven" in uneven.query_selector("figcaption").inner_text()
+        heads = [cell.inner_text() for cell in uneven.query_selector_all("thead th")]
+        assert heads == ["rank", "1–20", "21–40", "41–60", "61–80", "81–100", "101–120"]  # noqa: RUF001
+        rows = [row.query_selector_all("td") for row in uneven.query_selector_all("tbody tr")]
+        texts = [[cell.inner_text() for cell in row] for row in rows]
+        assert texts == [["5 ms"] * 3 + ["40 ms"] * 3, ["20 ms"] * 3 + ["10 ms"] * 3, ["30 ms"] * 3 + ["50 ms"] * 3]
+        marked = [[cell.get_attribute("class") == "least" for cell in row] for row in rows]
+        assert marked == [[True] * 3 + [False] * 3, [False] * 3 + [True] * 3, [False] * 6]
+        assert len(large.query_selector_all("tbody tr")) == 16
+        assert "24 more ranks have waited longer" in large.inner_text()
+        assert "look at its machine" in page.inner_text("#waits-note")
+        assert troubles == []
+
+
 def test_it_prints(chromium, three_runs):
     """On paper dark colours become light ones and folded numbers are seen."""
     with opened_page(chromium, three_runs, color_scheme="dark") as (page, troubles):
@@ -142,6 +164,7 @@ def test_little_to_show(chromium, tmp_path):
     with opened_page(chromium, make_page(tmp_path, just_begun)) as (page, troubles):
         assert "no losses yet" in page.inner_text("#loss")
         assert "no records of memory" in page.inner_text("#memory")
+        assert "do not say what ranks have waited" in page.inner_text("#waits")
         assert "not finished" in page.inner_text("#comparison")
         assert troubles == []
     with opened_page(chromium, make_page(tmp_path, just_begun, lost)) as (page, troubles):
@@ -206,6 +229,7 @@ def test_a_resumed_run_is_one_curve(tmp_path):
     lines += [{"kind": "event", "step": 40, "time_s": 0, "what": "resumed", "detail": "step-00000040"}]
     lines += [step_line(step, (step - 40) * 1.0) | {"loss": 1.0} for step in range(41, 46)]
     lines += [memory_line(rank, weights=7) for rank in range(3)]
+    lines[51:51], lines[-1:-1] = [waits_line(50, 1.0, 2.0)], [waits_line(50, 1.0, 2.0, 3.0)]
     run = data_of(make_page(tmp_path, lines))["runs"][0]
     points = run["loss"]["points"]
     assert points["step"] == list(range(1, 46))
@@ -214,6 +238,7 @@ def test_a_resumed_run_is_one_curve(tmp_path):
     assert points["time_s"][-1] > 50 + 5
     assert [memory["rank"] for memory in run["memory"]] == [0, 1, 2]
     assert run["memory"][2]["bytes"]["weights"] == 7
+    assert run["waits"] == [{"first_step": 41, "last_step": 50, "seconds": [0.1, 0.2, 0.3]}]
     assert run["ranks"] == 3
     assert run["events"][0]["time_s"] > 50
 
@@ -248,6 +273,7 @@ RUN = json.dumps(run_line())
         ('{"kind":"step","step":1}\n', 'run.jsonl:1: a line of kind "step" stands before the first'),
         (RUN + '\n{"kind":"step","step":"one"}\n', 'run.jsonl:2: "step" must be a whole number'),
         (RUN + '\n{"kind":"memory","bytes":{}}\n', 'run.jsonl:2: "rank" must be a whole number'),
+        (RUN + '\n{"kind":"waits","step":0}\n', 'run.jsonl:2: a line of kind "waits" that does not follow'),
     ],
 )
 def test_bad_logs_are_named(tmp_path, text, words):

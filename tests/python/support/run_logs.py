@@ -33,6 +33,11 @@ def memory_line(rank, step=10, **more):
     return {"kind": "memory", "step": step, "rank": rank, "bytes": used, "peak_bytes": 0.97 * sum(KINDS.values())}
 
 
+def waits_line(step, *waited_s):
+    """What each rank has waited since the line before."""
+    return {"kind": "waits", "step": step, "waited_s": list(waited_s)}
+
+
 def run_lines(name="gpt", ranks=2, steps=200, speed=1.0, seed=0, **options):
     """A whole run: steps, memory, validations, two checkpoints, an end."""
     noise = random.Random(seed)
