@@ -160,22 +160,40 @@ class Judge {
   std::string of_links() const {
     for (const Awaits what : {Awaits::kHeader, Awaits::kMessage, Awaits::kSent}) {
       std::vector<std::string> parts;
+      bool is_one_way = true;
       for (int rank = 0; rank < static_cast<int>(round_.ranks.size()); ++rank) {
-        const StandingNote& standing = *standing_of(rank);
-        if (standing.current && standing.awaited.what == what) {
-          const int peer = standing.awaited.peer;
-          const bool sends = what == Awaits::kSent;
-          parts.push_back(c10::str("rank ", rank, sends ? " cannot send to" : " hears nothing of",
-                                   " rank ", peer, " in ", standing.current->text));
+        const int peer = peer_of(rank, what);
+        const bool is_mutual = peer >= 0 && peer_of(peer, what) == rank;
+        if (peer >= 0 && !(is_mutual && peer < rank)) {
+          parts.push_back(fault_of(rank, peer, what, is_mutual));
+          is_one_way &= !is_mutual;
         }
       }
       if (!parts.empty()) {
-        return joined(parts) +
-               ", which all ranks have started: that direction of the link is blocked, or very "
-               "slow";
+        return c10::str(joined(parts), ", which all ranks have started: ",
+                        is_one_way ? "that direction of the link is blocked"
+                                   : "their link is blocked, in one direction at least",
+                        ", or very slow");
       }
     }
     return "";
+  }
+
+  /// For which rank's message this one waits; -1 if it does not.
+  int peer_of(int rank, Awaits what) const {
+    const StandingNote& standing = *standing_of(rank);
+    return standing.current && standing.awaited.what == what ? standing.awaited.peer : -1;
+  }
+
+  std::string fault_of(int rank, int peer, Awaits what, bool is_mutual) const {
+    const std::string call = " in " + standing_of(rank)->current->text;
+    if (is_mutual) {
+      return c10::str("ranks ", rank, " and ", peer,
+                      what == Awaits::kSent ? " cannot send to" : " hear nothing of", " each other",
+                      call);
+    }
+    return c10::str("rank ", rank, what == Awaits::kSent ? " cannot send to" : " hears nothing of",
+                    " rank ", peer, call);
   }
 
   const WaitRound& round_;
