@@ -12,6 +12,7 @@
 namespace fairshard::comm {
 namespace waits_of_backends_test {
 
+using test::await_all;
 using test::explain_until;
 using test::group_over;
 using test::HangingBackend;
@@ -24,17 +25,6 @@ void run_over_hanging_backend(const std::string& name,
     fn(other, *backend);
     barrier(group);  // all answer until then
   });
-}
-
-/// Over the store: their collectives hang, and are to be seen until all have looked.
-void await_all(const Group& group) {
-  const auto store = group.process_group()->getStore();
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    keys.push_back(c10::str(rank, " has seen it"));
-  }
-  store->set(keys[group.rank()], "1");
-  store->wait(keys, std::chrono::seconds(60));
 }
 
 TEST(WaitsOfOtherBackends, ARankThatHasNotStartedIsNamed) {

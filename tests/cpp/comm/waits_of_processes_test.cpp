@@ -18,14 +18,13 @@
 namespace fairshard::comm {
 namespace waits_of_processes_test {
 
+using test::await_all;
 using test::explain_until;
 using test::group_over;
 using test::HangingBackend;
 using test::has;
 using test::kSoon_s;
 using test::pids_of;
-using test::require;
-using test::row;
 using test::StorePtr;
 
 /// By a rank that launch() ends, or whose own failure would not be the first.
@@ -88,6 +87,7 @@ TEST(WaitsOfProcesses, AKilledRankIsNamed) {
               explain_waits_after(group, kSoon_s);
               const auto pids = pids_of(group);
               const auto store = group.process_group()->getStore();
+              await_all(group);
               if (group.rank() == 2) {
                 explain_waits(group);  // by then it has said where it runs
                 raise(SIGKILL);
@@ -139,15 +139,15 @@ void expect_without_store(const Group& group, int signal, const std::string& wor
   if (group.rank() == 1) {
     explain_waits(*other);  // the store is there so far
   }
-  barrier(group);
+  await_all(group);
   if (group.rank() == 0) {
     raise(signal);
   } else {
     const Work work = all_reduce(*other, values, ReduceOp::kSum, "late");
-    const auto table = explain_waits(*other);
-    require(table, "rank 0 was not heard: " + words);
-    require(table, "; all were last together in all_reduce #0 of Float[16] 'early', ");
-    require(row(table, 1), "all_reduce #1 of Float[16] 'late'");
+    explain_until(*other,
+                  {"rank 0 was not heard: " + words,
+                   "; all were last together in all_reduce #0 of Float[16] 'early', "},
+                  {{1, "all_reduce #1 of Float[16] 'late'"}});
     const auto before = std::chrono::steady_clock::now();
     other.reset();
     const auto time = std::chrono::steady_clock::now() - before;

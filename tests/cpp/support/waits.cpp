@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <unistd.h>
 
@@ -49,6 +50,16 @@ std::string explain_until(const comm::Group& group, const std::vector<std::strin
 
 void require(const std::string& text, const std::string& words) {
   TORCH_CHECK(has(text, words), "no '", words, "' in: ", text);
+}
+
+void await_all(const comm::Group& group) {
+  const auto store = group.process_group()->getStore();
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    keys.push_back(c10::str(rank, " has come"));
+  }
+  store->set(keys[group.rank()], "1");
+  store->wait(keys, std::chrono::seconds(60));
 }
 
 std::vector<int64_t> pids_of(const comm::Group& group) {

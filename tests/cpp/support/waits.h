@@ -27,6 +27,10 @@ std::string row(const std::string& table, int rank);
 std::string explain_until(const comm::Group& group, const std::vector<std::string>& words,
                           const std::vector<std::pair<int, std::string>>& rows = {});
 
+/// Returns when all ranks have come here, once for each group: over its store, so that collectives
+/// may hang and ranks may end then.
+void await_all(const comm::Group& group);
+
 /// The pids of all ranks.
 std::vector<int64_t> pids_of(const comm::Group& group);
 
