@@ -222,7 +222,7 @@ std::string verdict_of(const WaitRound& round) { return Judge(round).verdict(); 
 
 bool is_unused(const WaitRound& round) {
   return std::all_of(round.ranks.begin(), round.ranks.end(), [](const WaitRound::Rank& rank) {
-    return !rank.answer ||
+    return rank.answer &&
            std::all_of(rank.answer->standings.begin(), rank.answer->standings.end(),
                        [](const StandingNote& standing) { return standing.started == 0; });
   });

@@ -13,7 +13,7 @@ size_t waiting_backend(const WaitRound& round);
 
 std::string verdict_of(const WaitRound& round);
 
-/// Whether no rank has started anything in the group, as far as they have said.
+/// Whether all ranks say that they have started nothing in the group.
 bool is_unused(const WaitRound& round);
 
 }  // namespace fairshard::comm

@@ -226,17 +226,20 @@ TEST_F(WaitRounds, AWaitThatHasEndedIsNotExplained) {
   EXPECT_FALSE(store_->check({"told"}));
 }
 
-TEST_F(WaitRounds, AnUnusedGroupIsNotLogged) {
-  auto asker = std::make_unique<WaitBoard>(store_, 0, 1);
-  asker->set_note([] {
-    WaitNote note;
-    note.standings.emplace_back();
-    return note;
-  });
-  asker->ask(1, true);
-  const auto outcome = outcome_of(*asker);
-  EXPECT_EQ(outcome.covers, 1);
-  EXPECT_FALSE(outcome.is_for_log);
+TEST_F(WaitRounds, AnUnusedGroupIsLoggedOnlyIfSomebodyIsSilent) {
+  for (const int ranks : {1, 2}) {
+    const auto asker = std::make_unique<WaitBoard>(store_, 0, ranks);
+    asker->set_pace({milliseconds(5), milliseconds(50)});
+    asker->set_note([] {
+      WaitNote note;
+      note.standings.emplace_back();
+      return note;
+    });
+    asker->ask(1, true);
+    const auto outcome = outcome_of(*asker);
+    EXPECT_EQ(outcome.covers, 1);
+    EXPECT_EQ(outcome.is_for_log, ranks > 1);
+  }
 }
 
 TEST_F(WaitRounds, WhileARankGoesOnTheStoreIsLeftAlone) {

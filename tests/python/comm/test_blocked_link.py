@@ -45,7 +45,8 @@ dist.destroy_process_group()
 @pytest.mark.networks
 def test_a_blocked_direction_is_named():
     script = SCRIPT.format(receiver=networks.address_of(1))
-    first, second = networks.run_ranks(2, sys.executable, "-c", script)
+    # Two interpreters import torch, which takes its time on a busy machine.
+    first, second = networks.run_ranks(2, sys.executable, "-c", script, limit_s=240)
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
     # Gloo announces messages, and waits for an answer: the other direction may seem blocked, too.
     of_link = (

@@ -32,11 +32,12 @@ def meeting_address_of(rank: int) -> str:
     return f"10.98.0.{rank + 1}"
 
 
-def _script(ranks: int, rate: str, setup: list[str], command: list[str], folder: Path, variables: list[dict]) -> str:
+def _script(rate: str, setup: list[str], command: list[str], folder: Path, variables: list[dict], limit_s: int) -> str:
     """What makes the networks, runs a rank in each, and writes how they have ended.
 
     Every port sends at ``rate``, so that a busy machine does not look like a slow link.
     """
+    ranks = len(variables)
     lines = ["set -e", "mount -t tmpfs none /run", "ip link set lo up"]
     lines += ["ip link add switch type bridge", "ip link set switch up"]
     for rank in range(ranks):
@@ -58,7 +59,7 @@ def _script(ranks: int, rate: str, setup: list[str], command: list[str], folder:
         words = ["ip", "netns", "exec", f"rank{rank}", "env"]
         words += [f"--unset={name}" for name, value in own.items() if value == ""]
         words += [f"{name}={value}" for name, value in own.items() if value != ""]
-        words += ["timeout", "60", *map(str, command)]
+        words += ["timeout", str(limit_s), *map(str, command)]
         files = f">{folder}/{rank}.out 2>{folder}/{rank}.err"
         lines.append(f"(code=0; {shlex.join(words)} {files} || code=$?; echo $code >{folder}/{rank}.code) &")
     return "\n".join([*lines, "wait"])
@@ -70,17 +71,19 @@ def run_ranks(
     rate: str = "100mbit",
     setup: tuple[str, ...] = (),
     variables: dict[int, dict] | None = None,
+    limit_s: int = 60,
 ) -> list[Ended]:
     """Runs a command as each rank, as torchrun would; ``setup`` are commands that spoil the networks before.
 
-    ``variables`` are of single ranks; one that is empty is not set. Fails if this machine cannot have such networks.
+    ``variables`` are of single ranks; one that is empty is not set. After ``limit_s`` ranks are ended. Fails if this
+    machine cannot have such networks.
     """
     each = [{"GLOO_SOCKET_IFNAME": "eth0"} | (variables or {}).get(rank, {}) for rank in range(ranks)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        script = _script(ranks, rate, list(setup), list(command), folder, each)
+        script = _script(rate, list(setup), list(command), folder, each, limit_s)
         result = subprocess.run(
-            [*_UNSHARE, "bash", "-c", script], env=environment(), capture_output=True, text=True, timeout=100
+            [*_UNSHARE, "bash", "-c", script], env=environment(), capture_output=True, text=True, timeout=limit_s + 40
         )
         assert result.returncode == 0, (
             f"no network namespaces here, which these tests need (iproute2 with bridges and tbf, and user namespaces; "
