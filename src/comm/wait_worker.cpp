@@ -242,7 +242,9 @@ void WaitWorker::begin_round(const Purpose& purpose) {
   WaitReport report = report_of(found);
   if (purpose.is_for_log) {
     if (read_number(kToldKey) < purpose.log) {  // else a later one was quicker
-      write(kToldKey, Numbered{purpose.log, report.verdict + "\n" + report.table}.encoded());
+      // One that has gone on explains nothing to those that still wait: they claim the next table.
+      const std::string text = found.has_moved ? "" : report.verdict + "\n" + report.table;
+      write(kToldKey, Numbered{purpose.log, text}.encoded());
     }
     awaited_.reset();
   }
@@ -307,7 +309,7 @@ void WaitWorker::receive_told() {
   }
   const size_t end = told.text.find('\n');
   const std::lock_guard lock(shared_->mutex);
-  if (awaited_->moves == shared_->moves) {
+  if (awaited_->moves == shared_->moves && !told.text.empty()) {
     shared_->waits_long = false;
     shared_->outcomes.push_back(
         {{told.text.substr(0, end), told.text.substr(end + 1)}, 0, false, shared_->moves});
