@@ -10,18 +10,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-PROGRAM = Path(__file__).parents[3] / "build/bin/model_run"
-VOCABULARY, STEPS, BATCH, LENGTH = 97, 20, 2, 24
+from support.hub_models import ROTARY, VOCABULARY
 
-ROTARY = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+PROGRAM = Path(__file__).parents[3] / "build/bin/model_run"
+STEPS, BATCH, LENGTH = 20, 2, 24
+
 GPT2 = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
 PLAIN = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
 #: Fast, slow and middle frequencies are all among those of 16 features.

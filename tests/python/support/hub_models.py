@@ -20,17 +20,17 @@ ROTARY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
-    "eos_token_id": None,
 }
+ENDLESS = ROTARY | {"eos_token_id": None}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4, embd_pdrop=0, resid_pdrop=0, attn_pdrop=0
     ),
     "gpt2-dropout": transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4),
-    "llama": transformers.LlamaConfig(**ROTARY),
-    "qwen2": transformers.Qwen2Config(**ROTARY, tie_word_embeddings=True),
-    "qwen3": transformers.Qwen3Config(**ROTARY, head_dim=16),
-    "bytes": transformers.LlamaConfig(**ROTARY | {"vocab_size": 256}),
+    "llama": transformers.LlamaConfig(**ENDLESS),
+    "qwen2": transformers.Qwen2Config(**ENDLESS, tie_word_embeddings=True),
+    "qwen3": transformers.Qwen3Config(**ENDLESS, head_dim=16),
+    "bytes": transformers.LlamaConfig(**ENDLESS | {"vocab_size": 256}),
 }
 
 

@@ -124,9 +124,9 @@ class BlockHooks:
     def _after(self, module: nn.Module, _: Any, outputs: Any) -> None:
         if not hasattr(self, "_engine") or not self._engine.reshards:
             return
-        if self._uses:
-            self._uses.leave(self._numbers[module])
         is_known = self._engine.knows_blocks
+        if self._uses and not is_known:
+            self._uses.leave(self._numbers[module])
         if (is_known and module not in self._blocks) or not self._root().training or not torch.is_grad_enabled():
             return
         tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]

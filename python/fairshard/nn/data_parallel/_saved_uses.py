@@ -19,7 +19,7 @@ class SavedUses:
         self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
 
     def enter(self, block: int) -> None:
-        """A block begins to run; what is saved from the first one's beginning to its end is looked at."""
+        """A block begins to run; what is saved from the first one's beginning on is looked at, until stop()."""
         if self._hooks is None:
             self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, _as_it_is)
             self._hooks.__enter__()
@@ -29,11 +29,9 @@ class SavedUses:
         """It has run, and so have those that it has called, whatever became of them."""
         if block in self._running:
             del self._running[self._running.index(block) :]
-        if not self._running:
-            self.stop()
 
     def stop(self) -> None:
-        """The first one has run, or was broken off."""
+        """The first one has run, or was broken off. May be called when nothing runs."""
         self._running.clear()
         if self._hooks is not None:
             self._hooks.__exit__()
